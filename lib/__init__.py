@@ -1,0 +1,1 @@
+"""The mathematics of the book: one short module for each idea."""
