@@ -1,0 +1,13 @@
+# Every target is `python3 tools/tasks.py TARGET`; the file says what each one does.
+# Arguments: make test ARGS="-k encoder" · another Python: make book PYTHON=python3.12
+
+PYTHON ?= python3
+TARGETS = setup book test serve lint chapters clean
+
+help:
+	@$(PYTHON) tools/tasks.py help
+
+$(TARGETS):
+	@$(PYTHON) tools/tasks.py $@ $(ARGS)
+
+.PHONY: help $(TARGETS)

@@ -1,0 +1,89 @@
+// Small repairs for the pages: widgets and mathematics work together, and everything has a name.
+
+// The theme's FontAwesome would replace the icon inside a Play button; the widget then throws, and
+// every slider after it is dead. It runs before widgets are drawn, so that stopping it here is safe.
+document.addEventListener("DOMContentLoaded", () => {
+  if (window.FontAwesome) window.FontAwesome.noAuto();
+});
+
+// Widgets typeset their labels through MathJax 2's queue; here is MathJax 3.
+document.addEventListener("DOMContentLoaded", () => {
+  const mathjax = window.MathJax;
+  if (!mathjax || mathjax.Hub) return;
+  let last = Promise.resolve();
+  mathjax.Hub = {
+    Queue: ([, , element]) => {
+      const typeset = () => mathjax.typesetPromise([element]);
+      last = last.then(() => mathjax.startup.promise).then(typeset).catch(console.warn);
+    },
+  };
+});
+
+// Names for what html-manager leaves without one.
+const PLAY_NAMES = ["Play", "Pause", "Stop", "Repeat"];
+
+function set(element, name, value) {
+  if (value && element.getAttribute(name) !== value) element.setAttribute(name, value);
+}
+
+function nameSlider(box) {
+  const label = box.querySelector(".widget-label")?.textContent.trim();
+  const value = box.querySelector(".widget-readout")?.textContent.trim();
+  for (const handle of box.querySelectorAll("[role=slider]")) {
+    set(handle, "aria-label", label);
+    set(handle, "aria-valuetext", value);
+  }
+  const readout = box.querySelector(".widget-readout[contenteditable]");
+  if (readout) {
+    set(readout, "role", "textbox");
+    set(readout, "aria-label", label);
+  }
+}
+
+function namePlay(box) {
+  const label = box.querySelector(".widget-label")?.textContent.trim();
+  for (const button of box.querySelectorAll("button")) {
+    const icon = button.querySelector("[class*=fa-]")?.className ?? "";
+    const name = PLAY_NAMES.find((each) => icon.includes(`fa-${each.toLowerCase()}`));
+    const action = button.title && button.title !== "null" ? button.title : name;
+    set(button, "aria-label", label ? `${action ?? "Play"}: ${label}` : action ?? "Play");
+  }
+}
+
+// A box that scrolls sideways must be reachable by keyboard.
+function reachScrollable(box) {
+  const scrolls = box.scrollWidth > box.clientWidth + 1;
+  if (scrolls && box.tabIndex < 0) {
+    box.tabIndex = 0;
+    set(box, "role", "group");
+    set(box, "aria-label", box.matches(".math") ? "Formula, scrolls sideways" : "Scrolls sideways");
+  }
+}
+
+function nameAll() {
+  document.querySelectorAll(".widget-inline-hbox").forEach(nameSlider);
+  document.querySelectorAll(".widget-play").forEach(namePlay);
+  document.querySelectorAll(".cell_output [title='null']").forEach((e) => e.removeAttribute("title"));
+  document.querySelectorAll("div.math, .pst-scrollable-table-container, div.highlight pre")
+    .forEach(reachScrollable);
+}
+
+let planned = false;
+function plan() {
+  if (planned) return;
+  planned = true;
+  requestAnimationFrame(() => {
+    planned = false;
+    nameAll();
+  });
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  plan();
+  window.MathJax?.startup?.promise?.then(plan);
+  const seen = new MutationObserver(plan);
+  const changes = { childList: true, subtree: true, characterData: true };
+  document.querySelectorAll(".cell_output").forEach((output) => seen.observe(output, changes));
+});
+window.addEventListener("load", plan);
+window.addEventListener("resize", plan);

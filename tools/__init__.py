@@ -1,0 +1,1 @@
+"""What builds, tests and serves the book. `tasks.py` is the way in."""

@@ -1,0 +1,81 @@
+"""What the book needs from Sphinx beyond _config.yml (a local Sphinx extension)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from tasks import ROOT, VENDOR, digest
+
+CACHE = Path("_build") / ".jupyter_cache"
+
+
+def results_hash(root: Path = ROOT) -> str:
+    """What the results of a notebook depend on besides the notebook: lib/, data/, the versions."""
+    python = f"python {sys.version_info[0]}.{sys.version_info[1]}"
+    return digest(root / "lib", root / "data", root / "requirements.txt", python)[:16]
+
+
+def address_of(remote: str) -> str:
+    """The public web address of a GitHub remote, or "" where there is none to link to."""
+    found = re.fullmatch(r"https?://(?:[^@/]*@)?github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", remote)
+    return f"https://github.com/{found[1]}" if found else ""
+
+
+def origin() -> str:
+    """The remote that this checkout came from, or "" (no git, no remote)."""
+    command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def use_own_scripts(app, config):
+    """Serve the fetched scripts.
+
+    They are kept out of `_static`, because Jupyter Book loads every script in there on every page.
+    """
+    config.html_static_path.append(str(VENDOR / "site"))
+
+
+def execute_again_when_lib_changes(app, config):
+    """Keep executed notebooks under a hash of lib/ and data/, and drop what older ones left."""
+    folder = ROOT / CACHE / results_hash()
+    for old in folder.parent.glob("*"):
+        if old != folder and old.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+    config.nb_execution_cache_path = str(folder)
+
+
+def link_to_repository(app, config):
+    """Show repository buttons only where there is an address that they can lead to."""
+    address = address_of(origin())
+    options = {"repository_url": address, "use_repository_button": bool(address)}
+    options["use_issues_button"] = bool(address)
+    config.html_theme_options.update(options)
+
+
+def drop_doubled_scripts(app, pagename, templatename, context, doctree):
+    """Keep one of each script. Sphinx registers thebe's constants twice, an error in the console."""
+    seen, kept = set(), []
+    for script in context.get("script_files", []):
+        attributes = getattr(script, "attributes", {})
+        key = (str(getattr(script, "filename", script)), attributes.get("body"))
+        if key not in seen:
+            seen.add(key)
+            kept.append(script)
+    context["script_files"] = kept
+
+
+def setup(app):
+    app.connect("config-inited", use_own_scripts)
+    app.connect("config-inited", execute_again_when_lib_changes)
+    app.connect("config-inited", link_to_repository)
+    app.connect("html-page-context", drop_doubled_scripts, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
