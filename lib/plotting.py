@@ -9,7 +9,7 @@ Figures are `WIDE` or `TALL`: 6.4 inches across, so that 12 pt text is still leg
 import matplotlib
 import numpy as np
 
-CARD = "#FFFCF5"  # what a figure is painted on
+CARD = "#FDFBF7"  # what a figure is painted on
 INK = "#222222"  # text and axes
 GRID = "#DDD8CC"
 

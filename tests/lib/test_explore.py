@@ -129,7 +129,7 @@ def test_fewer_colours_do_not_change_the_look(monkeypatch):
         shown = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
         difference = np.abs(shown - wanted)
         assert difference.max() <= 25
-        assert np.percentile(difference, 99) <= 8
+        assert np.percentile(difference, 99) <= 12
 
 
 def test_the_same_call_gives_the_same_bytes():
