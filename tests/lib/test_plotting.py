@@ -148,6 +148,7 @@ def test_heatmap_of_a_density_starts_at_zero():
     image = heatmap(ax, torch.rand(3, 5), "γ", xlabel="x̃", ylabel="x")
     assert image.get_clim()[0] == 0
     assert image.get_array().shape == (3, 5)
+    assert all(tick == int(tick) for tick in ax.get_xticks())  # a row or column has a whole number
     assert [a.get_ylabel() for a in figure.axes] == ["x", "γ"]
 
 
