@@ -56,7 +56,7 @@ function reachScrollable(box) {
   if (scrolls && box.tabIndex < 0) {
     box.tabIndex = 0;
     set(box, "role", "group");
-    set(box, "aria-label", box.matches(".math") ? "Formula, scrolls sideways" : "Scrolls sideways");
+    set(box, "aria-label", "Scrolls sideways");
   }
 }
 
@@ -64,7 +64,7 @@ function nameAll() {
   document.querySelectorAll(".widget-inline-hbox").forEach(nameSlider);
   document.querySelectorAll(".widget-play").forEach(namePlay);
   document.querySelectorAll(".cell_output [title='null']").forEach((e) => e.removeAttribute("title"));
-  document.querySelectorAll("div.math, .pst-scrollable-table-container, div.highlight pre")
+  document.querySelectorAll(".pst-scrollable-table-container, div.highlight pre")
     .forEach(reachScrollable);
 }
 

@@ -64,9 +64,8 @@ def link_to_repository(app, config):
 def drop_doubled_scripts(app, pagename, templatename, context, doctree):
     """Keep one of each script. Sphinx registers thebe's constants twice, an error in the console."""
     seen, kept = set(), []
-    for script in context.get("script_files", []):
-        attributes = getattr(script, "attributes", {})
-        key = (str(getattr(script, "filename", script)), attributes.get("body"))
+    for script in context["script_files"]:
+        key = (str(script.filename or ""), script.attributes.get("body"))
         if key not in seen:
             seen.add(key)
             kept.append(script)
