@@ -62,7 +62,7 @@ def link_to_repository(app, config):
 
 
 def drop_doubled_scripts(app, pagename, templatename, context, doctree):
-    """Keep one of each script. Sphinx registers thebe's constants twice, an error in the console."""
+    """Keep one of each script. Sphinx registers thebe's constants twice, an error on every page."""
     seen, kept = set(), []
     for script in context["script_files"]:
         key = (str(script.filename or ""), script.attributes.get("body"))

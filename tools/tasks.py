@@ -123,8 +123,8 @@ def needs(root=None):
     root = root or ROOT
     project = tomllib.loads(read(root / "pyproject.toml"))
     # Not all of pyproject.toml: a new lint rule is no reason to install again.
-    parts = [project.get("project"), project.get("build-system"), project.get("tool", {}).get(
-        "setuptools")]
+    tool = project.get("tool", {}).get("setuptools")
+    parts = [project.get("project"), project.get("build-system"), tool]
     return digest(
         root / "requirements.txt",
         json.dumps(parts, sort_keys=True),
@@ -312,9 +312,8 @@ def book(arguments=()):
     """
     setup()
     stamp = BUILD / "stamp"
-    frame = digest(
-        ROOT / "_config.yml", ROOT / "_toc.yml", ROOT / "_static", ROOT / "tools", read(VENV / "stamp")
-    )
+    parts = [ROOT / name for name in ("_config.yml", "_toc.yml", "_static", "tools")]
+    frame = digest(*parts, read(VENV / "stamp"))
     if read(stamp) != frame:
         shutil.rmtree(SITE, ignore_errors=True)
         shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)

@@ -87,11 +87,12 @@ def test_every_link_and_file_inside_the_site_is_there(site, pages):
 
 
 def test_no_raw_mathematics_or_markup_in_the_text(pages):
-    """Mathematics reaches MathJax as \\(...\\) and \\[...\\]; a `$` or a role is left from an error."""
+    """Mathematics reaches MathJax as \\(...\\) and \\[...\\]; a `$` or a role is an error's trace."""
     for name, path in pages.items():
         text = "".join(Page(path).text)
         text = re.sub(r"\\\[.*?\\\]|\\\(.*?\\\)", "", text, flags=re.S)
-        left = re.findall(r"\$\S[^$\n]*\$|\\(?:frac|int|sum|top|langle|Delta)\b|\{\w+:?\w*\}`", text)
+        raw = r"\$\S[^$\n]*\$|\\(?:frac|int|sum|top|langle|Delta)\b|\{\w+:?\w*\}`"
+        left = re.findall(raw, text)
         assert not left, f"{name} shows {left[:3]} as it is typed"
 
 
@@ -163,7 +164,8 @@ def test_a_script_with_another_hash_is_refused(tmp_path):
 def fake_project(tmp_path, monkeypatch):
     """A project whose commands are only noted. `commands` is what would have been run."""
     (tmp_path / "requirements.txt").write_text("one==1\n")
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n[tool.ruff]\nline-length = 9\n')
+    project = '[project]\nname = "x"\n[tool.ruff]\nline-length = 9\n'
+    (tmp_path / "pyproject.toml").write_text(project)
     commands = []
 
     def note(*command):
@@ -299,7 +301,8 @@ def notebook(tmp_path):
         made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
         for number, cell in enumerate(made.cells):
             cell.id = f"cell-of-{number}"
-            cell.metadata = {"execution": {"started": "now"}, "mystnb": {"image": {"alt": "a line"}}}
+            alt = {"image": {"alt": "a line"}}
+            cell.metadata = {"execution": {"started": "now"}, "mystnb": alt}
         made.metadata = {"language_info": {"name": "python", "version": "3.99"}, "title": "kept"}
         path = tmp_path / "some.ipynb"
         nbformat.write(made, path)
