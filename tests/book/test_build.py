@@ -87,7 +87,7 @@ def test_every_link_and_file_inside_the_site_is_there(site, pages):
 
 
 def test_no_raw_mathematics_or_markup_in_the_text(pages):
-    """Mathematics reaches MathJax as \\(...\\) and \\[...\\]; a `$` or a role is an error's trace."""
+    """Mathematics reaches MathJax as \\(...\\) and \\[...\\]; a `$` is an error's trace."""
     for name, path in pages.items():
         text = "".join(Page(path).text)
         text = re.sub(r"\\\[.*?\\\]|\\\(.*?\\\)", "", text, flags=re.S)
