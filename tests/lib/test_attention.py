@@ -328,6 +328,14 @@ def test_attend_never_stores_the_kernel(lead, d_v, weighted):
     assert largest_allocation(lambda: attend(Q, K, V, weights)) < N * N * 4 / 8
 
 
+@pytest.mark.parametrize("lead", [(), (2,), (1, 2), (1, 2, 1)], ids=str)
+def test_self_attention_with_padding_never_stores_the_kernel(lead):
+    N = 2048
+    attention, u = SelfAttention(16, 2).float(), torch.randn(*lead, N, 16).float()
+    weights = torch.ones(*lead, 1, N)
+    assert largest_allocation(lambda: attention(u, weights)) < N * N * 4 / 8
+
+
 def test_the_kernel_itself_is_seen_by_this_measurement():
     N = 512
     Q, K, _ = triple((), N, N)

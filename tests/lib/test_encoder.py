@@ -177,9 +177,3 @@ def test_the_state_dict_makes_a_round_trip(tmp_path):
 def test_gradients_with_respect_to_u_are_correct(norm_first):
     layer, u = random_layer(norm_first), torch.randn(2, 3, WIDTH, requires_grad=True)
     assert torch.autograd.gradcheck(lambda u: layer(u, dt=0.5, steps=2), u)
-
-
-def test_gradients_with_respect_to_a_learned_step_are_correct():
-    layer, u = random_layer(), torch.randn(3, WIDTH)
-    dt = torch.tensor(0.5, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda dt: layer(u, dt=dt), dt)
