@@ -452,7 +452,7 @@ def figures_say_what_they_show(notebook):
 LIMIT = r"\\(?:int|sum|prod|oint)(?:\\limits)?\s*(?:_(?:\{[^{}]*\}|\\?\w))?\s*\^\s*(?:\{T\}|T)"
 TRANSPOSE = (
     r"\^\s*\{?\s*(?:\\(?:mathsf|mathrm|mathbf|mathit|text|textsf|rm|sf|operatorname)\b\s*\{?\s*)?T\b"
-    r"|\^\s*\{?\s*(?:\\intercal|⊤|t\b)|ᵀ|⊤|\\transpose"
+    r"|\^\s*\{?\s*(?:\\intercal|⊤)|ᵀ|⊤|\\transpose"
 )
 
 
@@ -460,7 +460,7 @@ TRANSPOSE = (
     *(
         lambda formula=formula: with_cells(text(f"Here $ {formula} K$."))
         for formula in (
-            "Q^T", "Q^{T}", "W_Q^T", r"Q^{\mathsf{T}}", r"Q^\mathrm{T}", r"Q^\intercal", "Q^t", "Qᵀ"
+            "Q^T", "Q^{T}", "W_Q^T", r"Q^{\mathsf{T}}", r"Q^\mathrm{T}", r"Q^\intercal", "Qᵀ"
         )
     ),
 )  # fmt: skip

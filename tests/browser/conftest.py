@@ -1,0 +1,139 @@
+"""A real browser on the built pages, served from this machine.
+
+The browser is opened for one test file and closed after it: while it is open, nothing else in the
+same process may run an event loop, and the notebooks' tests do.
+"""
+
+import os
+import shutil
+import threading
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    # whatever a page asks of another host fails at once, and is seen in the list of requests
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+
+# Everything is there: mathematics is typeset, each widget is drawn, each picture is decoded.
+READY = """async () => {
+  await window.MathJax?.startup?.promise;
+  const views = () => [...document.querySelectorAll('script[type$="widget-view+json"]')];
+  const drawn = (view) => view.previousElementSibling?.querySelector('.jupyter-widgets img');
+  while (!views().every(drawn)) await new Promise((next) => setTimeout(next, 20));
+  await Promise.all([...document.images].map((image) => image.decode().catch(() => null)));
+  await new Promise((next) => requestAnimationFrame(() => requestAnimationFrame(next)));
+}"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serve(folder):
+    """Serve a folder on this machine; gives its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def address(site):
+    """Where the built site is served."""
+    with serve(site) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chrome or Chromium. These tests never skip: without a browser they fail."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    path = os.environ.get("BOOK_BROWSER") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.fail("No Chrome or Chromium found: `make test` gets one, or set BOOK_BROWSER.")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def open_page(browser, address):
+    """A function that opens a page of the site, ready, with a list of what went wrong on it."""
+
+    @contextmanager
+    def opened(path, address=address):
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.faults = faults = []
+        host = urlsplit(address).netloc
+
+        def asked(request):
+            target = urlsplit(request.url)
+            if target.scheme not in ("data", "blob") and target.netloc != host:
+                faults.append(f"asks another host: {request.url}")
+
+        def said(message):
+            if message.type == "error":
+                faults.append(f"console: {message.text} ({message.location.get('url', '')})")
+
+        page.on("request", asked)
+        page.on("console", said)
+        page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+        page.on("response", lambda r: r.status >= 400 and faults.append(f"{r.status}: {r.url}"))
+        page.goto(f"{address}/{path}", wait_until="load")
+        page.evaluate(f"""() => Promise.race([
+            ({READY})(),
+            new Promise((_, stop) => setTimeout(() => stop('widgets are missing'), 20000)),
+        ])""")
+        yield page
+        page.close()
+
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    yield opened
+    context.close()
+
+
+def chapters(root):
+    """The pages of the table of contents, as paths below the site."""
+    toc = (root / "_toc.yml").read_text(encoding="utf8")
+    lines = (line.split("file:")[-1].split("root:")[-1].strip() for line in toc.splitlines())
+    return [f"{line}.html" for line in lines if line.startswith("chapters/")]
+
+
+def pytest_generate_tests(metafunc):
+    """Run a test that asks for `path` on every page, and one that asks for `chapter` on each."""
+    found = chapters(metafunc.config.rootpath)
+    notebooks = [p for p in found if (metafunc.config.rootpath / p).with_suffix(".ipynb").is_file()]
+    if "path" in metafunc.fixturenames:
+        metafunc.parametrize("path", [*found, "search.html", "genindex.html"], scope="module")
+    if "chapter" in metafunc.fixturenames:
+        metafunc.parametrize("chapter", notebooks, scope="module")
+
+
+@pytest.fixture
+def bad_page(tmp_path, open_page):
+    """A page with a fault of each kind, to see that the faults are noticed."""
+    (tmp_path / "bad.html").write_text(
+        r"""<!doctype html><title>Bad</title><body><main>Here \alpha.
+        <div style="width:2000px">wide</div><img src="nothing.png">
+        <script src="https://example.org/x.js"></script>
+        <script>console.error('one'); throw new Error('two')</script></main></body>""",
+        encoding="utf8",
+    )
+    with serve(tmp_path) as address, open_page("bad.html", address) as page:
+        yield page

@@ -1,0 +1,175 @@
+"""Every control of every widget on the built pages, moved by keyboard, with no kernel anywhere."""
+
+import pytest
+
+STATE = """(widget) => {
+  const shown = [...widget.querySelectorAll('img')].filter((image) => image.checkVisibility());
+  return shown.map(({src, alt, naturalWidth}) => ({src, alt, loaded: naturalWidth > 0}));
+}"""
+
+PACE = 700  # milliseconds between two frames of Play
+
+
+@pytest.fixture(scope="module")
+def page(open_page, chapter):
+    with open_page(chapter) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def widgets(page):
+    return page.locator(".widget-subarea").all()
+
+
+def settle(page):
+    page.evaluate("() => new Promise((n) => requestAnimationFrame(() => requestAnimationFrame(n)))")
+
+
+def shown(widget):
+    """The one picture that a widget shows."""
+    widget.page.wait_for_function(
+        "(widget) => [...widget.querySelectorAll('img')].every((image) => image.complete)",
+        arg=widget.element_handle(),
+    )
+    (picture,) = widget.evaluate(STATE)
+    assert picture["loaded"]
+    return picture["src"], picture["alt"]
+
+
+def move(slider, index):
+    """Bring a slider to an index, by keyboard only."""
+    slider.focus()
+    assert slider.evaluate("(handle) => handle === document.activeElement")
+    slider.press("Home")
+    for _ in range(index):
+        slider.press("ArrowRight")
+    settle(slider.page)
+    assert float(slider.get_attribute("aria-valuenow")) == index
+
+
+def last(slider):
+    return round(float(slider.get_attribute("aria-valuemax")))
+
+
+def test_there_are_widgets(page, widgets):
+    """At least two on each chapter, all of them drawn, none announced and missing."""
+    announced = page.locator('script[type="application/vnd.jupyter.widget-view+json"]').count()
+    assert len(widgets) == announced >= 2
+    assert page.get_by_text("Error displaying widget").count() == 0
+
+
+def test_every_slider_changes_the_picture(widgets):
+    for number, widget in enumerate(widgets):
+        sliders = widget.get_by_role("slider").all()
+        assert sliders
+        for slider in sliders:
+            end = last(slider)
+            name = f"widget {number}, {slider.get_attribute('aria-label')}"
+            seen = []
+            for index in sorted({0, end // 2, end}):
+                move(slider, index)
+                seen.append((index, *shown(widget)))
+            pictures = {source for _, source, _ in seen}
+            texts = {alt for _, _, alt in seen}
+            assert len(pictures) == len(seen), f"{name}: the picture does not change"
+            assert len(texts) == len(seen), f"{name}: the alternative text does not change: {texts}"
+            slider.press("End")
+            settle(slider.page)
+            assert float(slider.get_attribute("aria-valuenow")) == end
+            assert shown(widget) == seen[-1][1:], f"{name}: End is not the last value"
+            move(slider, 0)
+            assert shown(widget) == seen[0][1:], f"{name}: the way back shows another picture"
+
+
+def test_sliders_act_together(widgets):
+    """The picture belongs to the values of all sliders: the far corner differs from each edge."""
+    for widget in widgets:
+        sliders = widget.get_by_role("slider").all()
+        edges = []
+        for slider in sliders:
+            move(slider, last(slider))
+            edges.append(shown(widget)[0])
+            move(slider, 0)
+        for slider in sliders:
+            move(slider, last(slider))
+        corner = shown(widget)[0]
+        assert len(sliders) == 1 or corner not in edges
+        for slider in sliders:
+            move(slider, 0)
+
+
+def test_other_controls_change_the_picture(page, widgets):
+    """Menus and check boxes, should a chapter have any; a control unknown here is an error."""
+    for widget in widgets:
+        for menu in widget.locator("select").all():
+            seen = set()
+            for index in range(menu.locator("option").count()):
+                menu.select_option(index=index)
+                settle(page)
+                seen.add(shown(widget)[0])
+            assert len(seen) == menu.locator("option").count()
+        assert widget.locator("input, textarea, [role=tab]").count() == 0, "not tested yet"
+
+
+def test_controls_have_names(widgets):
+    for widget in widgets:
+        names = []
+        for slider in widget.get_by_role("slider").all():
+            row = slider.locator("xpath=ancestor::*[contains(@class, 'widget-inline-hbox')][1]")
+            label, value = (row.locator(f".widget-{part}") for part in ("label", "readout"))
+            names.append(slider.get_attribute("aria-label"))
+            assert names[-1]
+            # a label with mathematics is typeset; then its text is not the name letter by letter
+            if label.locator("mjx-container").count() == 0:
+                assert names[-1] == label.inner_text().strip()
+            for index in (last(slider), 0):
+                move(slider, index)
+                assert slider.get_attribute("aria-valuetext") == value.inner_text().strip()
+        for button in widget.get_by_role("button").all():
+            names.append(button.get_attribute("aria-label"))
+            assert names[-1]
+        assert len(set(names)) == len(names), f"two controls have one name: {names}"
+        assert widget.locator("[title=null]").count() == 0
+
+
+def test_play_runs_and_stops(page, widgets):
+    for widget in widgets:
+        for play in widget.locator(".widget-play").all():
+            start = shown(widget)
+            run, stop = play.get_by_role("button").nth(0), play.get_by_role("button").nth(1)
+            run.focus()
+            page.keyboard.press("Enter")
+            page.wait_for_function(
+                "([widget, src]) => widget.querySelector('img')?.src !== src",
+                arg=[widget.element_handle(), start[0]],
+                timeout=5 * PACE,
+            )
+            assert shown(widget)[1] != start[1]
+            stop.focus()
+            page.keyboard.press("Enter")
+            settle(page)
+            assert shown(widget) == start, "stop goes back to the first frame"
+
+
+def test_controls_fit_on_a_telephone(page, widgets):
+    page.set_viewport_size({"width": 390, "height": 844})
+    settle(page)
+    try:
+        for widget in widgets:
+            for control in [
+                *widget.get_by_role("slider").all(),
+                *widget.get_by_role("button").all(),
+            ]:
+                box = control.bounding_box()
+                assert box["x"] >= 0
+                assert box["x"] + box["width"] <= 390
+            for label in widget.locator(".widget-label, .widget-readout").all():
+                if label.is_visible():
+                    assert label.evaluate("(e) => e.scrollWidth <= e.clientWidth + 1"), "cut off"
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_nothing_went_wrong_meanwhile(page, widgets):
+    """Last on each page: all of the moves above left no error, and asked no other host."""
+    assert page.faults == []
