@@ -13,6 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
+from pages import listed, notebooks
 from playwright.sync_api import sync_playwright
 
 FLAGS = [
@@ -76,9 +77,16 @@ def open_page(browser, address):
     """A function that opens a page of the site, ready, with a list of what went wrong on it."""
 
     @contextmanager
-    def opened(path, address=address):
+    def opened(path, address=address, change=None):
         page = context.new_page()
         page.set_default_timeout(20_000)
+        if change:  # serve the page with an edit, to see that a fault is noticed
+            page.route(
+                f"{address}/{path}",
+                lambda route: route.fulfill(
+                    body=change(route.fetch().text()), content_type="text/html; charset=utf-8"
+                ),
+            )
         page.faults = faults = []
         host = urlsplit(address).netloc
 
@@ -108,21 +116,15 @@ def open_page(browser, address):
     context.close()
 
 
-def chapters(root):
-    """The pages of the table of contents, as paths below the site."""
-    toc = (root / "_toc.yml").read_text(encoding="utf8")
-    lines = (line.split("file:")[-1].split("root:")[-1].strip() for line in toc.splitlines())
-    return [f"{line}.html" for line in lines if line.startswith("chapters/")]
-
-
 def pytest_generate_tests(metafunc):
     """Run a test that asks for `path` on every page, and one that asks for `chapter` on each."""
-    found = chapters(metafunc.config.rootpath)
-    notebooks = [p for p in found if (metafunc.config.rootpath / p).with_suffix(".ipynb").is_file()]
+    root = metafunc.config.rootpath
     if "path" in metafunc.fixturenames:
-        metafunc.parametrize("path", [*found, "search.html", "genindex.html"], scope="module")
+        metafunc.parametrize(
+            "path", [*listed(root), "search.html", "genindex.html"], scope="module"
+        )
     if "chapter" in metafunc.fixturenames:
-        metafunc.parametrize("chapter", notebooks, scope="module")
+        metafunc.parametrize("chapter", notebooks(root), scope="module")
 
 
 @pytest.fixture
