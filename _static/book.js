@@ -20,7 +20,7 @@ document.addEventListener("DOMContentLoaded", () => {
 });
 
 // Names for what html-manager leaves without one.
-const PLAY_NAMES = ["Play", "Pause", "Stop", "Repeat"];
+const PLAY_NAMES = { play: "Play", pause: "Pause", stop: "Stop", retweet: "Repeat" };
 
 function set(element, name, value) {
   if (value && element.getAttribute(name) !== value) element.setAttribute(name, value);
@@ -41,12 +41,13 @@ function nameSlider(box) {
 }
 
 function namePlay(box) {
-  const label = box.querySelector(".widget-label")?.textContent.trim();
+  // Play has no label of its own; it stands before the slider that it moves.
+  const label = box.nextElementSibling?.querySelector(".widget-label")?.textContent.trim();
   for (const button of box.querySelectorAll("button")) {
     const icon = button.querySelector("[class*=fa-]")?.className ?? "";
-    const name = PLAY_NAMES.find((each) => icon.includes(`fa-${each.toLowerCase()}`));
-    const action = button.title && button.title !== "null" ? button.title : name;
-    set(button, "aria-label", label ? `${action ?? "Play"}: ${label}` : action ?? "Play");
+    const found = Object.keys(PLAY_NAMES).find((each) => icon.split(" ").includes(`fa-${each}`));
+    const name = PLAY_NAMES[found] ?? "Play";
+    set(button, "aria-label", label ? `${name}: ${label}` : name);
   }
 }
 
@@ -78,7 +79,15 @@ function plan() {
   });
 }
 
+// Roles of docutils that no longer exist, and a name that hides what a reader sees on the button.
+function dropWrongNames() {
+  document.querySelectorAll("details.hide > summary").forEach((each) => each.removeAttribute("aria-label"));
+  document.querySelectorAll("[role=doc-biblioentry], .citation-list")
+    .forEach((each) => each.removeAttribute("role"));
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  dropWrongNames();
   plan();
   window.MathJax?.startup?.promise?.then(plan);
   const seen = new MutationObserver(plan);
