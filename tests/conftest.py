@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def float64():
-    """Let a whole module compute in float64, the precision of the mathematics, in one thread for each worker."""
+    """Let a whole module compute in float64 and, beside other workers, in one thread."""
     import torch
 
     before, threads = torch.get_default_dtype(), torch.get_num_threads()

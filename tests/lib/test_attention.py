@@ -1,4 +1,4 @@
-"""Attention: the kernel is a density, the integral is a quadrature, weights are masks, and γ is never stored."""
+"""Attention: γ is a density, the integral a quadrature, weights are masks; γ is never stored."""
 
 import math
 
@@ -28,8 +28,13 @@ def triple(lead=(), N_q=5, N_k=7, d=4, d_v=3):
 
 
 def some_weights(kind, lead, N_q, N_k):
-    """Random weights of each shape that attention takes; about a third is zero, but no row is blind."""
-    shape = {"nodes": (N_k,), "matrix": (N_q, N_k), "rows": (1, N_k), "batch": (*lead, N_q, N_k)}.get(kind)
+    """Random weights of each shape that attention takes; a third is zero, but no row is blind."""
+    shape = {
+        "nodes": (N_k,),
+        "matrix": (N_q, N_k),
+        "rows": (1, N_k),
+        "batch": (*lead, N_q, N_k),
+    }.get(kind)
     if shape is None:
         return None
     weights = torch.rand(shape) * (torch.rand(shape) > 0.3)
@@ -78,7 +83,9 @@ def test_attend_is_a_weighted_mean_of_the_values(problem):
     assert (result >= V.amin(-2, keepdim=True) - 1e-12).all()
 
 
-@pytest.mark.parametrize("weights", [None, torch.rand(7, dtype=torch.float64)], ids=["unit", "weighted"])
+@pytest.mark.parametrize(
+    "weights", [None, torch.rand(7, dtype=torch.float64)], ids=["unit", "weighted"]
+)
 def test_the_kernel_has_the_ratios_of_the_formula(weights):
     Q, K, _ = triple()
     gamma, s = kernel(Q, K, weights), Q @ K.mT / math.sqrt(4)
@@ -131,7 +138,7 @@ POINTS = torch.tensor([0.1, 0.5, 0.8], dtype=torch.float64)
 
 @pytest.fixture(scope="module")
 def integral():
-    """⟨γ, V⟩ at three points, features on [0, 2] and tokens on [0, 1], by SciPy's adaptive quadrature."""
+    """⟨γ, V⟩ at three points, features on [0, 2] and tokens on [0, 1], by SciPy."""
 
     def score(x, z):
         return quad(lambda y: query(x, y) * key(z, y), 0, 2, epsabs=1e-13)[0] / math.sqrt(2)
@@ -144,7 +151,7 @@ def integral():
 
 
 def on_grid(tokens, features):
-    """⟨γ, V⟩ at the points, with the inner product over Ωy on a grid: its weights go into K, √|Ωy| into the scale."""
+    """⟨γ, V⟩ at the points; the grid of Ωy has its weights in K and √|Ωy| in the scale."""
     x, z, y = POINTS[:, None].numpy(), tokens.nodes[:, None].numpy(), features.nodes.numpy()
     Q, K, V = (torch.from_numpy(f) for f in (query(x, y), key(z, y), value(z)))
     scale = 1 / math.sqrt(features.measure)
@@ -160,11 +167,13 @@ def test_attention_agrees_with_scipy(integral):
 def test_attention_converges_with_the_order_of_its_rule(rule, integral):
     grids = [rule(n) for n in (16, 32, 64, 128)]
     errors = [(on_grid(grid, Domain.gauss(16, 0.0, 2.0)) - integral).abs().max() for grid in grids]
-    assert order([grid.nodes.diff()[0].item() for grid in grids], errors) == pytest.approx(2, abs=0.1)
+    assert order([grid.nodes.diff()[0].item() for grid in grids], errors) == pytest.approx(
+        2, abs=0.1
+    )
 
 
 def test_without_weights_uneven_nodes_do_not_converge(integral):
-    """Gauss nodes crowd at the ends: leaving out their weights is an error that refinement does not mend."""
+    """Gauss nodes crowd at the ends: no refinement mends the error of leaving out their weights."""
     n = 64
     crowd = Domain(Domain.gauss(n).nodes, torch.ones(n))
     assert (on_grid(crowd, Domain.gauss(16, 0.0, 2.0)) - integral).abs().max() > 1e-2
@@ -270,7 +279,7 @@ def test_very_large_scores_pick_the_best_key(dtype, weighted):
 
 
 def test_very_small_weights_still_count():
-    """A node of weight 1e-300 whose score is larger by log 1e300 counts as much as one of weight 1."""
+    """With a score larger by log 1e300, a weight of 1e-300 counts as much as one of 1."""
     Q, K = torch.ones(1, 1), torch.tensor([[0.0], [300 * math.log(10)]])
     V, w = torch.tensor([[0.0], [1.0]]), torch.tensor([1.0, 1e-300])
     assert attend(Q, K, V, w).item() == pytest.approx(0.5, abs=1e-10)
@@ -289,7 +298,10 @@ def test_any_number_of_leading_dimensions(lead, kind):
     assert result.shape == (*lead, 5, 3)
     flat = [x.reshape(-1, *x.shape[-2:]) for x in (Q, K, V)]
     full = torch.ones(5, 7) if weights is None else weights
-    each = [attend(*qkv, w) for *qkv, w in zip(*flat, full.expand(*lead, 5, 7).reshape(-1, 5, 7), strict=True)]
+    each = [
+        attend(*qkv, w)
+        for *qkv, w in zip(*flat, full.expand(*lead, 5, 7).reshape(-1, 5, 7), strict=True)
+    ]
     torch.testing.assert_close(result, torch.stack(each).reshape(result.shape))
 
 
@@ -373,7 +385,9 @@ def test_a_hidden_node_does_not_spoil_the_gradient_of_the_other_weights():
     torch.testing.assert_close(full[seen], expected)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, in torch.func
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script:DeprecationWarning"
+)  # torch's own, in torch.func
 @pytest.mark.parametrize("lead", [(), (2,), (1, 2)], ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_forward_derivatives_and_jacobians(lead, weighted):
@@ -414,7 +428,9 @@ def test_split_gives_the_three_functions_of_every_head():
     attention, u = random_self_attention(), torch.randn(4, 5, 6)
     parts = attention.split(u)
     assert [part.shape for part in parts] == [(4, 2, 5, 3)] * 3
-    torch.testing.assert_close(torch.cat([p.transpose(1, 2).flatten(2) for p in parts], -1), attention.QKV(u))
+    torch.testing.assert_close(
+        torch.cat([p.transpose(1, 2).flatten(2) for p in parts], -1), attention.QKV(u)
+    )
 
 
 @pytest.mark.parametrize("lead", LEADS, ids=str)
@@ -425,7 +441,9 @@ def test_self_attention_on_any_leading_dimensions(lead, kind):
     result = attention(u, weights)
     full = torch.ones(5, 5) if weights is None else weights
     batch = zip(u.reshape(-1, 5, 6), full.expand(*lead, 5, 5).reshape(-1, 5, 5), strict=True)
-    torch.testing.assert_close(result, torch.stack([attention(*pair) for pair in batch]).reshape(u.shape))
+    torch.testing.assert_close(
+        result, torch.stack([attention(*pair) for pair in batch]).reshape(u.shape)
+    )
 
 
 def test_self_attention_does_not_know_the_order_of_the_tokens():

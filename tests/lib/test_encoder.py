@@ -1,4 +1,4 @@
-"""The encoder: what dt and steps mean, layers as a river, leading dimensions, precision, storage."""
+"""The encoder: what dt and steps mean, layers as a river, shapes, precision, storage."""
 
 import copy
 
@@ -77,7 +77,9 @@ def test_the_layer_is_a_lie_splitting_of_its_flows(norm_first):
 def test_the_last_normalisation_is_applied_once():
     layer, u = random_layer(True), torch.randn(TOKENS, WIDTH)
     norm = randomised(Normalisation(WIDTH))
-    torch.testing.assert_close(Encoder([layer], norm)(u, dt=0.5, steps=3), norm(layer(u, dt=0.5, steps=3)))
+    torch.testing.assert_close(
+        Encoder([layer], norm)(u, dt=0.5, steps=3), norm(layer(u, dt=0.5, steps=3))
+    )
 
 
 @pytest.mark.parametrize("dt", [0.25, 1.0, 3.0])
@@ -100,7 +102,9 @@ def river(velocity, u):
         with torch.no_grad():
             return velocity(torch.from_numpy(v).reshape(u.shape)).numpy().ravel()
 
-    result = solve_ivp(right_hand_side, (0, 1), u.numpy().ravel(), method="DOP853", rtol=1e-11, atol=1e-11)
+    result = solve_ivp(
+        right_hand_side, (0, 1), u.numpy().ravel(), method="DOP853", rtol=1e-11, atol=1e-11
+    )
     return torch.from_numpy(result.y[:, -1]).reshape(u.shape)
 
 
@@ -119,7 +123,7 @@ def test_a_pre_norm_layer_in_small_steps_is_the_equation():
 
 
 def test_a_post_norm_layer_without_gain_in_small_steps_is_the_equation_on_s1():
-    """w_t = P_T(w)(A(w) + F(w)): with ε = 0, gain 1 and bias 0 both normalisations are projections onto S1."""
+    """w_t = P_T(w)(A(w) + F(w)): with ε = 0, gain 1 and bias 0 each norm is a projection."""
     layer = random_layer(eps=0.0)
     for norm in (layer.norm1, layer.norm2):
         torch.nn.init.ones_(norm.gain)
@@ -152,7 +156,11 @@ def test_a_padded_batch_is_every_sequence_by_itself(norm_first):
 
 @both_orders
 def test_the_order_of_the_tokens_does_not_matter(norm_first):
-    encoder, u, p = random_encoder(norm_first), torch.randn(2, TOKENS, WIDTH), torch.randperm(TOKENS)
+    encoder, u, p = (
+        random_encoder(norm_first),
+        torch.randn(2, TOKENS, WIDTH),
+        torch.randperm(TOKENS),
+    )
     torch.testing.assert_close(encoder(u[:, p]), encoder(u)[:, p])
 
 

@@ -1,4 +1,4 @@
-"""The feed-forward network: its formula on any grids, against SciPy, token by token, with correct gradients."""
+"""The feed-forward network: its formula on any grids, against SciPy, token by token."""
 
 import numpy as np
 import pytest
@@ -45,18 +45,22 @@ def test_without_grids_both_domains_have_unit_cells():
 
 
 def network_on(grid, y):
-    """F(u)(y) for u = sin 2ỹ, W1 = z e^ỹ, b1 = −1/2, W2 = cos(3yz), b2 = y; both domains are [0, 1] on the grid."""
+    """F(u)(y) on [0, 1] for u = sin 2ỹ, W1 = z e^ỹ, b1 = −1/2, W2 = cos(3yz), b2 = y."""
     W1 = grid.sample_kernel(lambda z, x: z * torch.exp(x), grid)
     W2 = grid.sample_kernel(lambda x, z: torch.cos(3 * y * z), grid)
     u = grid.sample(lambda x: torch.sin(2 * x))
-    return feed_forward(u, W1, torch.full((len(grid),), -0.5), W2, torch.full((len(grid),), y), grid, grid)[0].item()
+    return feed_forward(
+        u, W1, torch.full((len(grid),), -0.5), W2, torch.full((len(grid),), y), grid, grid
+    )[0].item()
 
 
 def test_the_network_converges_to_the_integrals_of_scipy():
     """The rectifier has a kink at z = 1/(2c), c = ∫ e^ỹ u, where SciPy is given a break point."""
     y = 0.25
     c, _ = quad(lambda x: np.exp(x) * np.sin(2 * x), 0, 1, epsabs=1e-13)
-    integral, _ = quad(lambda z: np.cos(3 * y * z) * max(c * z - 0.5, 0), 0, 1, points=[0.5 / c], epsabs=1e-13)
+    integral, _ = quad(
+        lambda z: np.cos(3 * y * z) * max(c * z - 0.5, 0), 0, 1, points=[0.5 / c], epsabs=1e-13
+    )
     sizes = [20, 40, 80, 160, 320]
     errors = [abs(network_on(Domain.midpoint(n), y) - integral - y) for n in sizes]
     assert errors[-1] < 2e-5
@@ -79,7 +83,9 @@ def test_without_biases_the_network_is_positively_homogeneous(seed, factor):
     torch.manual_seed(seed)
     u, (W1, b1, W2, b2) = torch.randn(3, 4), parameters(4, 6)
     weights = W1, 0 * b1, W2, 0 * b2
-    torch.testing.assert_close(feed_forward(factor * u, *weights), factor * feed_forward(u, *weights))
+    torch.testing.assert_close(
+        feed_forward(factor * u, *weights), factor * feed_forward(u, *weights)
+    )
 
 
 def test_without_a_rectifier_two_integral_maps_are_one():

@@ -1,4 +1,4 @@
-"""Time steps: measured orders on problems with a known solution, with and without the constraint S1; relaxation."""
+"""Time steps: measured orders on known solutions, with and without the constraint S1."""
 
 from functools import cache
 
@@ -32,7 +32,9 @@ def solution(velocity, u0):
     def right_hand_side(_, u):
         return velocity(torch.from_numpy(u).reshape(u0.shape)).numpy().ravel()
 
-    result = solve_ivp(right_hand_side, (0, T), u0.numpy().ravel(), method="DOP853", rtol=1e-13, atol=1e-13)
+    result = solve_ivp(
+        right_hand_side, (0, T), u0.numpy().ravel(), method="DOP853", rtol=1e-13, atol=1e-13
+    )
     return torch.from_numpy(result.y[:, -1]).reshape(u0.shape)
 
 
@@ -91,7 +93,9 @@ def test_the_order_of_a_step_on_a_nonlinear_problem(method, expected):
     assert slope == pytest.approx(expected, abs=0.1)
 
 
-SPLITTINGS = pytest.mark.parametrize("split, expected", [(lie, 1), (strang, 2)], ids=["lie", "strang"])
+SPLITTINGS = pytest.mark.parametrize(
+    "split, expected", [(lie, 1), (strang, 2)], ids=["lie", "strang"]
+)
 
 
 def test_the_operators_of_these_tests_do_not_commute():
@@ -234,7 +238,11 @@ def test_the_constrained_flow_stays_on_s1(w0):
 # ---- relaxation ----------------------------------------------------------------------------------
 
 
-@given(seed=st.integers(0, 2**31), dt=st.floats(1e-3, 1e3), eps=st.sampled_from([0.0, 1e-12, 1e-5, 0.1]))
+@given(
+    seed=st.integers(0, 2**31),
+    dt=st.floats(1e-3, 1e3),
+    eps=st.sampled_from([0.0, 1e-12, 1e-5, 0.1]),
+)
 def test_the_skip_connection_is_a_relaxation(seed, dt, eps):
     """P(u + Δt v) is P of the relaxed value, when its ε is divided by (1 + Δt)²."""
     torch.manual_seed(seed)
@@ -242,7 +250,9 @@ def test_the_skip_connection_is_a_relaxation(seed, dt, eps):
     relaxed = relax(u, v, dt)
     torch.testing.assert_close(relaxed * (1 + dt), u + dt * v)
     skip = project_mean_variance(u + dt * v, eps=eps)
-    torch.testing.assert_close(project_mean_variance(relaxed, eps=eps / (1 + dt) ** 2), skip, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        project_mean_variance(relaxed, eps=eps / (1 + dt) ** 2), skip, atol=1e-12, rtol=0
+    )
 
 
 def test_without_the_scaled_eps_the_relaxation_differs():

@@ -20,7 +20,7 @@ EPSILONS = [0.0, 1e-12, 1e-6, 1e-5, 1e-3, 1.0]
 
 
 def randomised(module):
-    """The module with every parameter random: gains of one and biases of zero would hide a missing term."""
+    """The module with random parameters: gains of one and biases of zero would hide a term."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
     return module
@@ -54,7 +54,7 @@ def test_the_projection_without_the_mean_is_rms_norm(eps, size):
 
 @pytest.mark.parametrize("eps", [1e-3, 1.0])
 def test_weights_are_repeated_features(eps):
-    """Whole-number weights count a feature several times: layer norm of the function with repeated values."""
+    """Whole-number weights count a feature several times, as layer norm of repeated values does."""
     v, counts = torch.randn(N, 3), torch.tensor([1, 3, 2])
     repeated = F.layer_norm(v.repeat_interleave(counts, -1), (6,), eps=eps)
     first = torch.tensor([0, 1, 4])
@@ -89,7 +89,9 @@ def test_attention_on_unit_cells_is_softmax_attention(scale, d_v):
     rows = torch.softmax(Q @ K.mT * (scale or 4**-0.5), dim=-1)
     torch.testing.assert_close(kernel(Q, K, scale=scale), rows, **EXACT)
     torch.testing.assert_close(attend(Q, K, V, scale=scale), rows @ V, **EXACT)
-    torch.testing.assert_close(attend(Q, K, V, scale=scale), F.scaled_dot_product_attention(Q, K, V, scale=scale), **EXACT)
+    torch.testing.assert_close(
+        attend(Q, K, V, scale=scale), F.scaled_dot_product_attention(Q, K, V, scale=scale), **EXACT
+    )
 
 
 def test_a_mask_of_torch_is_a_weight_of_zero():
@@ -166,7 +168,13 @@ def test_the_feed_forward_network_is_two_linear_layers():
     theirs = randomised(nn.Sequential(nn.Linear(WIDTH, 11), nn.ReLU(), nn.Linear(11, WIDTH)))
     ours = FeedForward(WIDTH, 11)
     names = {"W1": theirs[0], "W2": theirs[2]}
-    ours.load_state_dict({f"{name}.{key}": value for name, layer in names.items() for key, value in layer.state_dict().items()})
+    ours.load_state_dict(
+        {
+            f"{name}.{key}": value
+            for name, layer in names.items()
+            for key, value in layer.state_dict().items()
+        }
+    )
     u = torch.randn(B, N, WIDTH)
     torch.testing.assert_close(ours(u), theirs(u), **EXACT)
 
@@ -174,10 +182,22 @@ def test_the_feed_forward_network_is_two_linear_layers():
 # ---- the encoder ---------------------------------------------------------------------------------
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "module": nn.SiLU(), "function": torch.tanh}
-OPTIONS = list(itertools.product([False, True], ACTIVATIONS, [1, 2, 4], [True, False], [False, True], [True, False]))
+OPTIONS = list(
+    itertools.product(
+        [False, True], ACTIVATIONS, [1, 2, 4], [True, False], [False, True], [True, False]
+    )
+)
 
 
-def torch_encoder(norm_first=False, activation="relu", heads=2, bias=True, last_norm=False, batch_first=True, **options):
+def torch_encoder(
+    norm_first=False,
+    activation="relu",
+    heads=2,
+    bias=True,
+    last_norm=False,
+    batch_first=True,
+    **options,
+):
     """A random torch encoder of two layers, in evaluation mode."""
     layer = nn.TransformerEncoderLayer(
         WIDTH, heads, 11, norm_first=norm_first, activation=ACTIVATIONS[activation], bias=bias,
@@ -190,14 +210,20 @@ def torch_encoder(norm_first=False, activation="relu", heads=2, bias=True, last_
 def call_torch(encoder, u, **masks):
     """Call with u of shape (B, N, width), whatever the encoder's own convention."""
     batch_first = encoder.layers[0].self_attn.batch_first
-    return encoder(u, **masks) if batch_first else encoder(u.transpose(0, 1), **masks).transpose(0, 1)
+    return (
+        encoder(u, **masks) if batch_first else encoder(u.transpose(0, 1), **masks).transpose(0, 1)
+    )
 
 
 @pytest.mark.parametrize("norm_first, activation, heads, bias, last_norm, batch_first", OPTIONS)
-def test_from_torch_gives_the_numbers_of_torch(norm_first, activation, heads, bias, last_norm, batch_first):
+def test_from_torch_gives_the_numbers_of_torch(
+    norm_first, activation, heads, bias, last_norm, batch_first
+):
     theirs = torch_encoder(norm_first, activation, heads, bias, last_norm, batch_first)
     ours, u = Encoder.from_torch(theirs), torch.randn(B, N, WIDTH)
-    torch.testing.assert_close(ours(u), call_torch(theirs, u), **EXACT)  # with gradients: no fast path
+    torch.testing.assert_close(
+        ours(u), call_torch(theirs, u), **EXACT
+    )  # with gradients: no fast path
     with torch.no_grad():
         torch.testing.assert_close(ours(u), call_torch(theirs, u), **EXACT)  # torch's fast path
 
@@ -235,14 +261,18 @@ def test_a_causal_encoder_gives_the_numbers_of_torch(norm_first):
 def test_any_number_of_leading_dimensions_gives_the_numbers_of_torch(lead):
     theirs, u = torch_encoder(), torch.randn(*lead, N, WIDTH)
     flat = u.reshape(-1, N, WIDTH)
-    torch.testing.assert_close(Encoder.from_torch(theirs)(u).reshape(flat.shape), theirs(flat), **EXACT)
+    torch.testing.assert_close(
+        Encoder.from_torch(theirs)(u).reshape(flat.shape), theirs(flat), **EXACT
+    )
 
 
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post", "pre"])
 def test_layers_that_differ_are_taken_one_by_one(norm_first):
     """Other heads, hidden width, activation and eps (two of them in one layer)."""
     theirs = torch_encoder(norm_first, last_norm=True)
-    odd = nn.TransformerEncoderLayer(WIDTH, 4, 17, activation="gelu", batch_first=True, norm_first=not norm_first)
+    odd = nn.TransformerEncoderLayer(
+        WIDTH, 4, 17, activation="gelu", batch_first=True, norm_first=not norm_first
+    )
     theirs.layers[1] = randomised(odd).eval()
     odd.norm1.eps, odd.norm2.eps, theirs.norm.eps = 1e-1, 1e-2, 1e-3
     u = torch.randn(B, N, WIDTH)
@@ -284,17 +314,23 @@ def test_from_torch_copies_every_parameter():
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def named_gradients(layer):
-    """The gradients of a torch layer under the names of the book's layer."""
-    attention = layer.self_attn
-    return {
-        "attention.QKV.weight": attention.in_proj_weight.grad, "attention.QKV.bias": attention.in_proj_bias.grad,
-        "attention.O.weight": attention.out_proj.weight.grad, "attention.O.bias": attention.out_proj.bias.grad,
-        "feed_forward.W1.weight": layer.linear1.weight.grad, "feed_forward.W1.bias": layer.linear1.bias.grad,
-        "feed_forward.W2.weight": layer.linear2.weight.grad, "feed_forward.W2.bias": layer.linear2.bias.grad,
-        "norm1.gain": layer.norm1.weight.grad, "norm1.bias": layer.norm1.bias.grad,
-        "norm2.gain": layer.norm2.weight.grad, "norm2.bias": layer.norm2.bias.grad,
-    }  # fmt: skip
+TORCH_NAMES = {
+    "attention.QKV.": "self_attn.in_proj_",
+    "attention.O.": "self_attn.out_proj.",
+    "feed_forward.W1.": "linear1.",
+    "feed_forward.W2.": "linear2.",
+    "gain": "weight",
+}
+
+
+def pairs_of_parameters(ours, theirs):
+    """Every parameter of a layer of the book beside the one of torch's layer."""
+    counterparts = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        for ours_, theirs_ in TORCH_NAMES.items():
+            name = name.replace(ours_, theirs_)
+        yield parameter, counterparts.pop(name)
+    assert not counterparts
 
 
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post", "pre"])
@@ -305,17 +341,19 @@ def test_all_gradients_are_those_of_torch(norm_first, padded):
     pad = padding() if padded else torch.zeros(B, N, dtype=torch.bool)
     u, target = torch.randn(B, N, WIDTH), torch.randn(B, N, WIDTH)
     inputs = [u.clone().requires_grad_(), u.clone().requires_grad_()]
-    results = ours(inputs[0], (~pad).double().unsqueeze(1)), theirs(inputs[1], src_key_padding_mask=pad)
+    results = (
+        ours(inputs[0], (~pad).double().unsqueeze(1)),
+        theirs(inputs[1], src_key_padding_mask=pad),
+    )
     for result in results:
         ((result - target)[~pad] ** 2).sum().backward()
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad, atol=1e-10, rtol=1e-10)
-    pairs = [(ours.norm.gain.grad, theirs.norm.weight.grad), (ours.norm.bias.grad, theirs.norm.bias.grad)]
-    for mine, layer in zip(ours.layers, theirs.layers, strict=True):
-        expected = named_gradients(layer)
-        assert expected.keys() == {name for name, _ in mine.named_parameters()}
-        pairs += [(parameter.grad, expected[name]) for name, parameter in mine.named_parameters()]
+    pairs = [(ours.norm.gain, theirs.norm.weight), (ours.norm.bias, theirs.norm.bias)]
+    for layers in zip(ours.layers, theirs.layers, strict=True):
+        pairs += pairs_of_parameters(*layers)
+    assert len(pairs) == 2 + 2 * 12
     for mine, expected in pairs:
-        torch.testing.assert_close(mine, expected, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(mine.grad, expected.grad, atol=1e-10, rtol=1e-10)
 
 
 # ---- negative controls: what is not the same must not look the same ------------------------------
@@ -327,7 +365,9 @@ def wrong_eps(encoder):
 
 def wrong_scale(encoder):
     layer = encoder.layers[0].attention
-    layer.QKV.weight.data[:WIDTH] *= 1 / 2**0.5  # the scale 1/√d instead of 1/√(d/heads), for two heads
+    layer.QKV.weight.data[:WIDTH] *= (
+        1 / 2**0.5
+    )  # the scale 1/√d instead of 1/√(d/heads), for two heads
     layer.QKV.bias.data[:WIDTH] *= 1 / 2**0.5
 
 
@@ -360,7 +400,16 @@ def no_last_norm(encoder):
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post", "pre"])
 @pytest.mark.parametrize(
     "spoil",
-    [wrong_eps, wrong_scale, wrong_activation, wrong_order, wrong_number_of_heads, norms_exchanged, wrong_divisor, no_last_norm],
+    [
+        wrong_eps,
+        wrong_scale,
+        wrong_activation,
+        wrong_order,
+        wrong_number_of_heads,
+        norms_exchanged,
+        wrong_divisor,
+        no_last_norm,
+    ],
 )
 def test_a_wrong_encoder_gives_other_numbers(norm_first, spoil):
     theirs = torch_encoder(norm_first, "gelu", heads=2, last_norm=True)

@@ -1,0 +1,798 @@
+"""Bad input: each case raises a `ValueError` that names the concept, and says what came."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lib.attention import SelfAttention, attend, causal, kernel
+from lib.domain import Domain, integral_map
+from lib.encoder import Encoder, EncoderLayer
+from lib.feedforward import FeedForward, feed_forward
+from lib.projection import (
+    Normalisation,
+    project_mean_square,
+    project_mean_variance,
+    project_nonnegative,
+    tangent,
+)
+from lib.splitting import constrained, euler, evolve, lie, midpoint, relax, rk4, strang
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+nan, inf = math.nan, math.inf
+
+
+def ones(*shape):
+    return torch.ones(*shape, dtype=torch.float64)
+
+
+def zeros(*shape):
+    return torch.zeros(*shape, dtype=torch.float64)
+
+
+def cases(table):
+    """A table of name: (call, words that the message must contain, in this order)."""
+    return pytest.mark.parametrize("call, words", table.values(), ids=table.keys())
+
+
+def assert_refused(call, words):
+    with pytest.raises(ValueError, match="(?is)" + ".*".join(words.split(" … "))):
+        call()
+
+
+def with_values(function, good, concept):
+    """What any function of a tensor must refuse: a list, whole numbers, NaN, infinity."""
+    spoiled = {nan: good.clone(), inf: good.clone()}
+    for value, tensor in spoiled.items():
+        tensor.view(-1)[0] = value
+    name = concept.replace(" ", "_")
+    return {
+        f"{name}-list": (
+            lambda: function(good.tolist()),
+            f"{concept} … torch tensor … list came … as_tensor",
+        ),
+        f"{name}-integer": (
+            lambda: function(good.long()),
+            rf"{concept} … real numbers … int64 … \.double\(\)",
+        ),
+        f"{name}-nan": (lambda: function(spoiled[nan]), f"{concept} … finite … NaN"),
+        f"{name}-inf": (lambda: function(spoiled[inf]), f"{concept} … finite … infinity"),
+    }
+
+
+def with_weights(function, n, concept):
+    """What any function of quadrature weights must refuse as well."""
+    negative = ones(n).index_fill(0, torch.tensor([1]), -0.5)
+    name = concept.replace(" ", "_")
+    return with_values(function, ones(n), concept) | {
+        f"{name}-negative": (
+            lambda: function(negative),
+            f"{concept} … must not be negative … -0.5 … hides a node",
+        ),
+        f"{name}-none": (lambda: function(ones(0)), f"{concept} … at least one"),
+    }
+
+
+# ---- domains and integral maps -------------------------------------------------------------------
+
+grid = Domain(ones(4).cumsum(0), ones(4))
+DOMAIN = (
+    with_values(lambda x: Domain(x, ones(4)), ones(4), "nodes of a domain")
+    | with_weights(lambda w: Domain(zeros(4), w), 4, "weights of a domain")
+    | with_values(grid.integrate, ones(4), "function on a domain")
+    | {
+        "weights-of-another-shape": (
+            lambda: Domain(zeros(4), ones(3)),
+            r"one weight for each node … \(4,\) … \(3,\)",
+        ),
+        "weights-in-a-matrix": (
+            lambda: Domain(zeros(4), ones(4, 1)),
+            r"one weight for each node … \(4, 1\)",
+        ),
+        "all-weights-zero": (lambda: Domain(zeros(4), zeros(4)), "domain … positive … measure"),
+        "infinite-measure": (
+            lambda: Domain(zeros(4), torch.full((4,), 1e308)),
+            "domain … finite measure … inf",
+        ),
+        "no-nodes": (lambda: Domain(zeros(0), zeros(0)), "weights of a domain … at least one"),
+        "zero-nodes": (lambda: Domain.midpoint(0), "number n of nodes … at least 1 … 0 came"),
+        "half-a-node": (lambda: Domain.gauss(2.5), r"number n of nodes … whole number … 2\.5 came"),
+        "boolean-nodes": (
+            lambda: Domain.unit_cells(True),
+            "number n of nodes … whole number … True came",
+        ),
+        "trapezoid-of-one": (lambda: Domain.trapezoid(1), "trapezoid … at least 2 … 1 came"),
+        "empty-interval": (lambda: Domain.gauss(3, 1.0, 1.0), r"interval … a < b … \[1, 1\]"),
+        "reversed-interval": (lambda: Domain.midpoint(3, 2.0, 1.0), r"interval … a < b … \[2, 1\]"),
+        "infinite-interval": (lambda: Domain.gauss(3, 0.0, inf), "interval … finite … inf came"),
+        "interval-nan": (lambda: Domain.trapezoid(3, nan, 1.0), "interval … finite … nan came"),
+        "interval-text": (lambda: Domain.midpoint(3, "a", 1.0), "interval … number … 'a' came"),
+        "sample-nan": (
+            lambda: grid.sample(lambda x: torch.log(x - 2)),
+            "samples of the function … finite",
+        ),
+        "sample-number": (
+            lambda: grid.sample(lambda x: 1.0),
+            "samples of the function … tensor … float came",
+        ),
+        "sample-sum": (lambda: grid.sample(torch.sum), "samples of the function … dimension"),
+        "sample-length": (
+            lambda: grid.sample(lambda x: ones(3)),
+            r"4 values, one for each node … \(3,\)",
+        ),
+        "sample-no-function": (lambda: grid.sample(3), "function … 3 came"),
+        "kernel-shape": (
+            lambda: grid.sample_kernel(lambda y, z: ones(7, 7), grid),
+            r"kernel … \(7, 7\)",
+        ),
+        "kernel-dimensions": (
+            lambda: grid.sample_kernel(lambda y, z: ones(2, 4, 4), grid),
+            r"kernel … \(2, 4, 4\)",
+        ),
+        "kernel-nan": (
+            lambda: grid.sample_kernel(lambda y, z: y / 0 * 0, grid),
+            "samples of the kernel … finite",
+        ),
+        "integrate-length": (
+            lambda: grid.integrate(ones(4, 3)),
+            r"4 values along dimension -1 … \(4, 3\)",
+        ),
+        "integrate-dim": (
+            lambda: grid.integrate(ones(4, 4), 2),
+            r"4 values along dimension 2 … \(4, 4\)",
+        ),
+        "integrate-number": (
+            lambda: grid.integrate(torch.tensor(1.0)),
+            "function on a domain … dimension",
+        ),
+        "mean-length": (lambda: grid.mean(ones(3)), r"4 values along dimension -1 … \(3,\)"),
+        "variance-length": (
+            lambda: grid.variance(ones(3)),
+            r"4 values along dimension -1 … \(3,\)",
+        ),
+        "inner-mismatch": (
+            lambda: grid.inner(ones(4), ones(3)),
+            r"inner product … \(4,\) … \(3,\)",
+        ),
+        "inner-length": (
+            lambda: grid.inner(ones(3), ones(3)),
+            r"4 values along dimension -1 … \(3,\)",
+        ),
+        "inner-list": (lambda: grid.inner([1.0] * 4, ones(4)), "torch tensor … list came"),
+    }
+)
+
+W, u3 = ones(2, 3), ones(5, 3)
+INTEGRAL_MAP = (
+    with_values(lambda W: integral_map(W, u3), W, "kernel W of an integral map")
+    | with_values(lambda u: integral_map(W, u), u3, "function u in an integral map")
+    | with_values(lambda b: integral_map(W, u3, bias=b), ones(2), "bias b of an integral map")
+    | with_weights(lambda w: integral_map(W, u3, w), 3, "weights of an integral map")
+    | {
+        "u": (
+            lambda: integral_map(W, ones(5, 2)),
+            r"kernel \(d_out, d_in\) and u … \(2, 3\) … \(5, 2\)",
+        ),
+        "kernel-3-dims": (
+            lambda: integral_map(ones(4, 2, 3), u3),
+            r"kernel \(d_out, d_in\) … \(4, 2, 3\)",
+        ),
+        "weights": (lambda: integral_map(W, u3, ones(2)), r"needs 3 weights … \(2,\)"),
+        "weights-matrix": (lambda: integral_map(W, u3, ones(1, 3)), r"needs 3 weights … \(1, 3\)"),
+        "bias-length": (lambda: integral_map(W, u3, bias=ones(3)), r"bias … 2 values … \(3,\)"),
+        "bias-one": (lambda: integral_map(W, u3, bias=ones(1)), r"bias … 2 values … \(1,\)"),
+        "bias-matrix": (
+            lambda: integral_map(W, u3, bias=ones(5, 2)),
+            r"bias … 2 values … \(5, 2\)",
+        ),
+        "bias-number": (lambda: integral_map(W, u3, bias=torch.tensor(1.0)), "bias … dimension"),
+        "precision": (lambda: integral_map(W, u3.float()), "function u … precision … float32"),
+        "bias-precision": (
+            lambda: integral_map(W, u3, bias=ones(2).float()),
+            "bias … precision … float32",
+        ),
+    }
+)
+
+
+@cases(DOMAIN | {f"map-{name}": case for name, case in INTEGRAL_MAP.items()})
+def test_domain(call, words):
+    assert_refused(call, words)
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+Q, K, V = (ones(2, n, d) for n, d in [(5, 4), (6, 4), (6, 3)])
+blind = ones(5, 6).index_fill(0, torch.tensor([2]), 0.0)
+A, u = SelfAttention(4, 2).double(), ones(3, 5, 4)
+
+
+def both(arguments, words):
+    """The same bad input for the kernel and for the integral."""
+    queries, keys, *rest = arguments
+    values = V if keys.shape[-2] == 6 else ones(*keys.shape[:-1], 3)
+    return {
+        "kernel": (lambda: kernel(queries, keys, *rest), words),
+        "attend": (lambda: attend(queries, keys, values, *rest), words),
+    }
+
+
+PAIRS = {
+    "features": both(
+        [Q, ones(2, 6, 3)], r"queries and keys … same features … \(2, 5, 4\) … \(2, 6, 3\)"
+    ),
+    "no-features": both([ones(2, 5, 0), ones(2, 6, 0)], "queries and keys … features … 0"),
+    "no-keys": both([Q, ones(2, 0, 4)], r"keys … at least one … \(2, 0, 4\)"),
+    "no-keys-weighted": both([Q, ones(2, 0, 4), ones(0)], r"keys … at least one … \(2, 0, 4\)"),
+    "one-dimension": both([ones(4), ones(6, 4)], r"queries Q … at least 2 dim … \(4,\)"),
+    "leading": both([Q, ones(3, 6, 4)], r"leading dimensions … \(2,\) … \(3,\)"),
+    "precision": both([Q, K.float()], r"keys K … precision … float32 … \.double"),
+    "scale-nan": both([Q, K, None, nan], "scale of attention … finite … nan came"),
+    "scale-text": both([Q, K, None, "a"], "scale of attention … number … 'a' came"),
+    "overflow": both([1e200 * Q, 1e200 * K], "attention scores … too large"),
+    "overflow-weighted": both([1e200 * Q, 1e200 * K, ones(6)], "attention scores … too large"),
+    "weights-length": both(
+        [Q, K, ones(5)], r"attention weights … \(6,\) … \(5,\) came … \(B, 1, 6\)"
+    ),
+    "weights-as-B-N": both([Q, K, ones(2, 6)], r"attention weights … \(2, 6\) came … \(B, 1, 6\)"),
+    "weights-column": both([Q, K, ones(5, 1)], r"attention weights … \(5, 1\) came … \(B, 1, 6\)"),
+    "weights-leading": both([Q, K, ones(3, 1, 6)], r"leading dimensions … \(3,\)"),
+    "weights-boolean": both([Q, K, ones(6) > 0], r"attention weights … torch\.bool … \.double\(\)"),
+    "weights-number": both([Q, K, torch.tensor(1.0)], "attention weights … dimension"),
+    "weights-zero": both(
+        [Q, K, zeros(6)], "row of attention … at least one node … give that row a node"
+    ),
+    "blind-row": both([Q, K, blind], "row of attention … at least one node … give that row a node"),
+    "blind-in-a-batch": both(
+        [Q, K, torch.stack([ones(1, 6), zeros(1, 6)])], "row of attention … at least one node"
+    ),
+}
+ATTENTION = (
+    with_values(lambda Q: attend(Q, K, V), Q, "queries Q")
+    | with_values(lambda K: attend(Q, K, V), K, "keys K")
+    | with_values(lambda V: attend(Q, K, V), V, "values V")
+    | with_weights(lambda w: attend(Q, K, V, w), 6, "attention weights")
+    | with_weights(causal, 4, "weights of a causal integral")
+    | {f"{name}-{which}": case for name, pair in PAIRS.items() for which, case in pair.items()}
+    | {
+        "density": (
+            lambda: kernel(Q, K, torch.full((6,), 1e-320)),
+            "density γ … too large … weights larger",
+        ),
+        "tokens": (
+            lambda: attend(Q, K, ones(2, 5, 3)),
+            r"keys and values … same tokens … \(2, 6, 4\) … \(2, 5, 3\)",
+        ),
+        "values-precision": (
+            lambda: attend(Q, K, V.float()),
+            r"values V … precision … float32 … \.double",
+        ),
+        "causal-matrix": (lambda: causal(ones(4, 4)), r"causal … \(N,\) … \(4, 4\)"),
+        "causal-blind": (
+            lambda: attend(K, K, V, causal(torch.arange(6.0))),
+            "row of attention … at least one node",
+        ),
+        "heads": (lambda: SelfAttention(6, 4), "width … divisible … heads … width = 6 … heads = 4"),
+        "no-heads": (lambda: SelfAttention(6, 0), "number of heads … at least 1 … 0 came"),
+        "half-heads": (
+            lambda: SelfAttention(6, 1.5),
+            r"number of heads … whole number … 1\.5 came",
+        ),
+        "no-width": (lambda: SelfAttention(0, 1), "width of attention … at least 1 … 0 came"),
+        "self-width": (lambda: A(ones(5, 3)), r"u in self-attention … \(\.\.\., N, 4\) … \(5, 3\)"),
+        "self-split": (
+            lambda: A.split(ones(5, 3)),
+            r"u in self-attention … \(\.\.\., N, 4\) … \(5, 3\)",
+        ),
+        "self-one-dimension": (
+            lambda: A(ones(4)),
+            r"u in self-attention … at least 2 dim … \(4,\)",
+        ),
+        "self-no-tokens": (lambda: A(ones(3, 0, 4)), "at least one … 0"),
+        "self-precision": (
+            lambda: A(u.float()),
+            r"u in self-attention … precision … float32 … \.double",
+        ),
+        "self-nan": (lambda: A(u * nan), "u in self-attention … finite"),
+        "self-weights-list": (lambda: A(u, [1.0] * 5), "attention weights … tensor … list came"),
+        "self-weights-B-N": (
+            lambda: A(u, ones(3, 5)),
+            r"attention weights … \(3, 5\) came … \(B, 1, 5\)",
+        ),
+        "self-weights-batch": (lambda: A(u, ones(2, 1, 5)), r"weights … \(3 … \(2"),
+        "self-weights-4-dims": (
+            lambda: A(u, ones(3, 1, 1, 5)),
+            r"weights … \(3, 1, 1, 5\) … \(B, 1, ",
+        ),
+        "self-weights-3-dims": (lambda: A(u[0], ones(1, 1, 5)), r"weights … \(1, 1, 5\)"),
+    }
+)
+
+
+@cases(ATTENTION)
+def test_attention(call, words):
+    assert_refused(call, words)
+
+
+# ---- projections ---------------------------------------------------------------------------------
+
+v, w = (
+    torch.linspace(-1, 1, 6, dtype=torch.float64),
+    project_mean_variance(torch.linspace(-1, 1, 6, dtype=torch.float64)),
+)
+N6 = Normalisation(6).double()
+
+
+def either(arguments, options, words):
+    """The same bad input for both normalising projections."""
+    return {
+        "variance": (lambda: project_mean_variance(*arguments, **options), words),
+        "square": (lambda: project_mean_square(*arguments, **options), words),
+    }
+
+
+PROJECTIONS = {
+    "no-features": either([ones(3, 0)], {}, r"projected … at least one feature … \(3, 0\)"),
+    "no-features-eps": either(
+        [ones(3, 0)], {"eps": 1.0}, r"projected … at least one feature … \(3, 0\)"
+    ),
+    "number": either([torch.tensor(1.0)], {}, "projected … dimension"),
+    "eps-negative": either([v], {"eps": -1e-5}, "eps ≥ 0 … -1e-05 came"),
+    "eps-nan": either([v], {"eps": nan}, "eps … finite … nan came"),
+    "eps-text": either([v], {"eps": "a"}, "eps … number … 'a' came"),
+    "eps-below-precision": either([v.float()], {"eps": 1e-60}, "eps … 1e-60"),
+    "too-large": either([1e200 * v], {"eps": 1e-5}, "too large … scale"),
+    "weights-length": either([v], {"weights": ones(5)}, r"projection … 6 weights … \(5,\)"),
+    "weights-matrix": either([v], {"weights": ones(1, 6)}, r"projection … 6 weights … \(1, 6\)"),
+    "weights-zero": either([v], {"weights": zeros(6)}, "projection … weights, not all zero"),
+}
+PROJECTION = (
+    with_values(project_mean_variance, v, "function v to be projected")
+    | with_values(project_mean_square, v + 2, "function v to be projected")
+    | with_values(project_nonnegative, v, "function v to be projected")
+    | with_values(lambda w: tangent(w, v), w, "point w on S1")
+    | with_values(lambda f: tangent(w, f), v, "velocity f at w")
+    | with_values(N6, ones(2, 6), "v in a normalisation")
+    | with_weights(
+        lambda weights: project_mean_variance(v, weights=weights), 6, "weights of a projection"
+    )
+    | with_weights(lambda weights: tangent(w, v, weights), 6, "weights of a projection")
+    | {
+        f"{name}-{which}": case
+        for name, pair in PROJECTIONS.items()
+        for which, case in pair.items()
+    }
+    | {
+        "constant": (
+            lambda: project_mean_variance(ones(3, 6)),
+            "constant function … closest … use eps > 0",
+        ),
+        "constant-in-one-row": (
+            lambda: project_mean_variance(torch.stack([v, ones(6)])),
+            "constant function … use eps > 0",
+        ),
+        "constant-where-weighted": (
+            lambda: project_mean_variance(
+                torch.tensor([1.0, 1, 5]), weights=torch.tensor([1.0, 1, 0])
+            ),
+            "constant function … use eps > 0",
+        ),
+        "one-feature": (
+            lambda: project_mean_variance(ones(3, 1)),
+            "constant function … use eps > 0",
+        ),
+        "zero-function": (lambda: project_mean_square(zeros(6)), "v = 0 … closest … use eps > 0"),
+        "variance-negative": (
+            lambda: project_mean_variance(v, variance=-1.0),
+            "positive variance … -1",
+        ),
+        "variance-zero": (lambda: project_mean_variance(v, variance=0.0), "positive variance … 0"),
+        "variance-nan": (
+            lambda: project_mean_variance(v, variance=nan),
+            "variance … finite … nan came",
+        ),
+        "variance-none": (
+            lambda: project_mean_variance(v, variance=None),
+            "variance … number … None came",
+        ),
+        "mean-inf": (lambda: project_mean_variance(v, mean=inf), "mean … finite … inf came"),
+        "mean-square-negative": (lambda: project_mean_square(v, -1.0), "mean square … -1"),
+        "tangent-features": (
+            lambda: tangent(w, v[:3]),
+            r"velocity at w … as many features … \(6,\) … \(3,\)",
+        ),
+        "tangent-leading": (
+            lambda: tangent(ones(2, 6), ones(3, 6)),
+            r"velocity at w … \(2, 6\) … \(3, 6\)",
+        ),
+        "tangent-weights": (lambda: tangent(w, v, ones(5)), r"6 weights … \(5,\)"),
+        "tangent-precision": (lambda: tangent(w, v.float()), "velocity f … precision … float32"),
+        "normalisation-width": (
+            lambda: N6(ones(2, 5)),
+            r"normalisation … \(\.\.\., N, 6\) … \(2, 5\)",
+        ),
+        "normalisation-of-one": (
+            lambda: N6(ones(2, 1)),
+            r"normalisation … \(\.\.\., N, 6\) … \(2, 1\)",
+        ),
+        "normalisation-precision": (
+            lambda: N6(ones(2, 6).float()),
+            "normalisation … precision … float32",
+        ),
+        "normalisation-eps": (
+            lambda: Normalisation(6, -1.0),
+            "eps of a normalisation … negative … -1 came",
+        ),
+        "normalisation-no-width": (
+            lambda: Normalisation(0),
+            "width of a normalisation … at least 1 … 0 came",
+        ),
+        "normalisation-constant": (
+            lambda: Normalisation(6, 0.0).double()(ones(2, 6)),
+            "constant function … eps > 0",
+        ),
+    }
+)
+
+
+@cases(PROJECTION)
+def test_projection(call, words):
+    assert_refused(call, words)
+
+
+# ---- the feed-forward network --------------------------------------------------------------------
+
+W1, b1, W2, b2 = (ones(*shape) for shape in [(6, 4), (6,), (4, 6), (4,)])
+network = FeedForward(4, 6).double()
+FEED_FORWARD = with_values(network, ones(5, 4), "u in a feed-forward network") | {
+    "no-hidden": (lambda: FeedForward(4, 0), "hidden width … at least 1 … 0 came"),
+    "half-hidden": (lambda: FeedForward(4, 2.0), r"hidden width … whole number … 2\.0 came"),
+    "no-width": (lambda: FeedForward(0, 4), "width of a feed-forward … at least 1 … 0 came"),
+    "activation": (lambda: FeedForward(4, 6, "relu"), "activation … function … 'relu' came"),
+    "width": (
+        lambda: network(ones(5, 3)),
+        r"u in a feed-forward network … \(\.\.\., N, 4\) … \(5, 3\)",
+    ),
+    "precision": (
+        lambda: network(ones(5, 4).float()),
+        "u in a feed-forward network … precision … float32",
+    ),
+    "first-bias": (lambda: feed_forward(ones(5, 4), W1, b2, W2, b2), r"bias … 6 values … \(4,\)"),
+    "second-bias": (lambda: feed_forward(ones(5, 4), W1, b1, W2, b1), r"bias … 4 values … \(6,\)"),
+    "second-kernel": (
+        lambda: feed_forward(ones(5, 4), W1, b1, W1, b2),
+        r"kernel … \(6, 4\) … \(5, 6\)",
+    ),
+    "features-grid": (
+        lambda: feed_forward(ones(5, 4), W1, b1, W2, b2, Domain.gauss(3)),
+        r"4 weights … \(3,\)",
+    ),
+    "hidden-grid": (
+        lambda: feed_forward(ones(5, 4), W1, b1, W2, b2, None, Domain.gauss(3)),
+        r"6 weights … \(3,\)",
+    ),
+}
+
+
+@cases(FEED_FORWARD)
+def test_feed_forward(call, words):
+    assert_refused(call, words)
+
+
+# ---- time steps ----------------------------------------------------------------------------------
+
+start = torch.linspace(-1, 1, 3, dtype=torch.float64)
+BAD_STEPS = {
+    "zero": (0.0, "time step dt … positive … 0 came"),
+    "negative": (-0.1, r"time step dt … positive … -0\.1 came"),
+    "nan": (nan, "time step dt … finite … nan came"),
+    "inf": (inf, "time step dt … finite … inf came"),
+    "text": ("0.1", r"time step dt … number … '0\.1' came"),
+    "none": (None, "time step dt … number … None came"),
+    "complex": (1j, "time step dt … real number … 1j came"),
+    "boolean": (True, "time step dt … number … True came"),
+    "tensor": (torch.tensor(0.1), r"time step dt … number … tensor\(0\.1.*\) came … \.item\(\)"),
+}
+layer = EncoderLayer(4, 2, 6).double()
+TAKERS = {
+    "euler": lambda dt: euler(torch.sin, start, dt),
+    "midpoint": lambda dt: midpoint(torch.sin, start, dt),
+    "rk4": lambda dt: rk4(torch.sin, start, dt),
+    "lie": lambda dt: lie([lambda u, dt: u], start, dt),
+    "strang": lambda dt: strang([lambda u, dt: u], start, dt),
+    "constrained": lambda dt: constrained(torch.sin)(start, dt),
+    "relax": lambda dt: relax(start, start, dt),
+    "layer": lambda dt: layer(u, dt=dt),
+    "encoder": lambda dt: Encoder([layer])(u, dt=dt),
+}
+
+
+@pytest.mark.parametrize("dt, words", BAD_STEPS.values(), ids=BAD_STEPS)
+@pytest.mark.parametrize("take", TAKERS.values(), ids=TAKERS)
+def test_time_steps(take, dt, words):
+    assert_refused(lambda: take(dt), words)
+
+
+BAD_COUNTS = [0, -1, 1.0, 2.5, True, "3", None]
+COUNTERS = {
+    "evolve": lambda steps: evolve(lambda u, dt: u, start, 0.0, 1.0, steps),
+    "layer": lambda steps: layer(u, steps=steps),
+    "encoder": lambda steps: Encoder([layer])(u, steps=steps),
+}
+
+
+@pytest.mark.parametrize("steps", BAD_COUNTS, ids=str)
+@pytest.mark.parametrize("walk", COUNTERS.values(), ids=COUNTERS)
+def test_numbers_of_steps(walk, steps):
+    assert_refused(
+        lambda: walk(steps), f"number of steps … whole number of at least 1 … {steps!r} came"
+    )
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert torch.equal(
+        evolve(lambda u, dt: u + dt, start, 0, 1, np.int64(4)),
+        evolve(lambda u, dt: u + dt, start, 0, 1, 4),
+    )
+    assert torch.equal(euler(torch.sin, start, np.float64(0.5)), euler(torch.sin, start, 0.5))
+
+
+def shrink(u, dt):
+    return u[:2]
+
+
+def burst(u, dt):
+    return u / 0
+
+
+def stay(u, dt):
+    return u
+
+
+METHODS = {"euler": euler, "midpoint": midpoint, "rk4": rk4}
+STEPS = {
+    f"{name}-{case}": (lambda method=method, f=f, x=x: method(f, x, 0.1), words)
+    for name, method in METHODS.items()
+    for case, f, x, words in [
+        ("velocity-column", lambda u: u[:, None], start, r"velocity … shape \(3,\) … 3, 1"),
+        ("velocity-sum", torch.sum, start, r"velocity … shape \(3,\)"),
+        ("velocity-nothing", lambda u: None, start, "velocity … None"),
+        ("velocity-nan", lambda u: u * nan, start, "finite"),
+        ("no-velocity", None, start, "velocity … function … None came"),
+        ("list", torch.sin, [1.0], "state u … tensor … list came"),
+        ("integer", torch.sin, torch.tensor([1, 2]), "state u … real numbers … int64"),
+        ("nan", torch.sin, start * nan, "state u … finite"),
+    ]
+}
+SPLITTINGS = {
+    f"{split.__name__}-{case}": (lambda split=split, flows=flows, x=x: split(flows, x, 0.1), words)
+    for split in (lie, strang)
+    for case, flows, x, words in [
+        ("no-flows", [], start, "splitting … at least one flow"),
+        ("one-function", stay, start, "splitting … list … flow"),
+        ("no-function", [3], start, "splitting … flow"),
+        ("nan", [stay], start * nan, "state u … finite"),
+        ("list", [stay], [1.0], "state u … tensor … list came"),
+        ("flow-shape", [stay, shrink], start, r"flow … shape … \(3,\) … \(2,\)"),
+        ("flow-nan", [stay, burst], start, "finite"),
+        ("flow-nothing", [lambda u, dt: None], start, "flow … None"),
+    ]
+}
+WALKS = (
+    STEPS
+    | SPLITTINGS
+    | {
+        "backwards": (
+            lambda: evolve(stay, start, 1.0, 0.0, 3),
+            "forward in time … t0 = 1 … t1 = 0",
+        ),
+        "no-time": (lambda: evolve(stay, start, 0.0, 0.0, 3), "forward in time … t0 = 0 … t1 = 0"),
+        "for-ever": (lambda: evolve(stay, start, 0.0, inf, 3), "time t1 … finite … inf came"),
+        "from-nan": (lambda: evolve(stay, start, nan, 1.0, 3), "time t0 … finite … nan came"),
+        "from-text": (lambda: evolve(stay, start, "0", 1.0, 3), "time t0 … number … '0' came"),
+        "walk-nan": (lambda: evolve(stay, start * nan, 0.0, 1.0, 3), "state u … start … finite"),
+        "walk-burst": (
+            lambda: evolve(burst, start, 0.0, 1.0, 3),
+            "state u … smaller steps … finite",
+        ),
+        "walk-shape": (
+            lambda: evolve(shrink, start, 0.0, 1.0, 3, trajectory=True),
+            r"shape … \(3,\) … \(2,\)",
+        ),
+        "walk-no-step": (lambda: evolve(None, start, 0.0, 1.0, 3), "step … function … None came"),
+        "constrained-constant": (lambda: constrained(torch.sin)(ones(3), 0.1), "constant function"),
+        "constrained-shape": (
+            lambda: constrained(lambda w: ones(5))(start, 0.1),
+            r"velocity at w … \(3,\) … \(5,\)",
+        ),
+        "constrained-no-velocity": (lambda: constrained(None), "velocity … function … None came"),
+        "constrained-no-step": (
+            lambda: constrained(torch.sin, None),
+            "step … function … None came",
+        ),
+        "relax-shape": (lambda: relax(start, start[:2], 0.1), r"relaxation … \(3,\) … \(2,\)"),
+        "relax-list": (lambda: relax([1.0], start, 0.1), "relaxation … tensor … list came"),
+        "relax-nan": (lambda: relax(start, start * nan, 0.1), "relaxation … finite"),
+        "relax-integer": (
+            lambda: relax(torch.ones(2, dtype=int), ones(2), 0.1),
+            "relaxation … real numbers … int64",
+        ),
+        "relax-precision": (
+            lambda: relax(start, start.float(), 0.1),
+            "relaxation … precision … float32",
+        ),
+    }
+)
+
+
+@cases(WALKS)
+def test_splitting(call, words):
+    assert_refused(call, words)
+
+
+# ---- the encoder ---------------------------------------------------------------------------------
+
+
+def torch_encoder(norm=None, **options):
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, **options), 1, norm, False
+    )
+
+
+def changed(**parts):
+    """A torch encoder whose layer has other parts."""
+    encoder = torch_encoder()
+    for name, part in parts.items():
+        setattr(encoder.layers[0], name, part)
+    return encoder
+
+
+class Another(nn.TransformerEncoderLayer):
+    """A subclass may compute anything."""
+
+
+FROM_TORCH = {
+    "nothing": (lambda: None, "TransformerEncoder … NoneType came"),
+    "layer": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 6),
+        "TransformerEncoder … TransformerEncoderLayer came",
+    ),
+    "subclass": (
+        lambda: nn.TransformerEncoder(Another(4, 2, 6, batch_first=True), 1, None, False),
+        "Layer … Another came",
+    ),
+    "rms-norm": (lambda: torch_encoder(nn.RMSNorm(4)), "normalisation … LayerNorm … RMSNorm came"),
+    "identity": (lambda: torch_encoder(nn.Identity()), "normalisation … LayerNorm … Identity came"),
+    "linear": (lambda: torch_encoder(nn.Linear(4, 4)), "normalisation … LayerNorm … Linear came"),
+    "batch-norm": (
+        lambda: torch_encoder(nn.BatchNorm1d(4)),
+        "normalisation … LayerNorm … BatchNorm1d came",
+    ),
+    "plain-norm": (
+        lambda: torch_encoder(nn.LayerNorm(4, elementwise_affine=False)),
+        "normalisation … gain",
+    ),
+    "two-dimensions": (
+        lambda: torch_encoder(nn.LayerNorm((5, 4))),
+        r"normalisation … features alone … \(5, 4\)",
+    ),
+    "inner-rms-norm": (
+        lambda: changed(norm1=nn.RMSNorm(4)),
+        "normalisation … LayerNorm … RMSNorm came",
+    ),
+    "inner-plain": (
+        lambda: changed(norm2=nn.LayerNorm(4, elementwise_affine=False)),
+        "normalisation … gain",
+    ),
+    "extra-key": (
+        lambda: changed(self_attn=nn.MultiheadAttention(4, 2, add_bias_kv=True)),
+        "attention … extra keys",
+    ),
+    "zero-key": (
+        lambda: changed(self_attn=nn.MultiheadAttention(4, 2, add_zero_attn=True)),
+        "attention … extra keys",
+    ),
+    "other-keys": (
+        lambda: changed(self_attn=nn.MultiheadAttention(4, 2, kdim=3, vdim=3)),
+        "attention … keys as wide",
+    ),
+}
+
+
+@pytest.mark.parametrize("make, words", FROM_TORCH.values(), ids=FROM_TORCH)
+def test_from_torch(make, words):
+    assert_refused(lambda: Encoder.from_torch(make()), words)
+
+
+def test_from_torch_of_another_layer():
+    assert_refused(
+        lambda: EncoderLayer.from_torch(nn.TransformerDecoderLayer(4, 2)),
+        "TransformerEncoderLayer … Decoder",
+    )
+
+
+wide = EncoderLayer(6, 2, 6).double()
+ENCODER = with_values(layer, ones(5, 4), "u in an encoder layer") | {
+    "heads": (lambda: EncoderLayer(6, 4, 8), "width … divisible … heads … 6 … 4"),
+    "no-hidden": (lambda: EncoderLayer(4, 2, 0), "hidden width … at least 1 … 0 came"),
+    "eps": (lambda: EncoderLayer(4, 2, 8, eps=-1.0), "eps of a normalisation … negative … -1 came"),
+    "activation": (
+        lambda: EncoderLayer(4, 2, 8, activation="gelu"),
+        "activation … function … 'gelu' came",
+    ),
+    "width": (lambda: layer(ones(5, 3)), r"u in an encoder layer … \(\.\.\., N, 4\) … \(5, 3\)"),
+    "one-dimension": (lambda: layer(ones(4)), r"u in an encoder layer … at least 2 dim … \(4,\)"),
+    "no-tokens": (lambda: layer(ones(2, 0, 4)), "at least one … 0"),
+    "precision": (
+        lambda: layer(u.float()),
+        r"u in an encoder layer … precision … float32 … \.double",
+    ),
+    "constant": (
+        lambda: EncoderLayer(1, 1, 2, eps=0.0).double()(ones(5, 1)),
+        "constant function … eps > 0",
+    ),
+    "overflow": (lambda: layer(1e300 * u), "(finite|too large)"),
+    "weights-list": (lambda: layer(u, [1.0] * 5), "attention weights … tensor … list came"),
+    "weights-negative": (
+        lambda: layer(u, -ones(5)),
+        "attention weights … negative … -1 … hides a node",
+    ),
+    "weights-nan": (lambda: layer(u, ones(5) * nan), "attention weights … finite … NaN"),
+    "weights-boolean": (
+        lambda: layer(u, ones(5) > 0),
+        r"attention weights … torch\.bool … \.double\(\)",
+    ),
+    "weights-zero": (lambda: layer(u, zeros(5)), "row of attention … at least one node"),
+    "weights-B-N": (
+        lambda: layer(u, ones(3, 5)),
+        r"attention weights … \(3, 5\) came … \(B, 1, 5\)",
+    ),
+    "weights-4-dims": (lambda: layer(u, ones(3, 1, 1, 5)), r"weights … \(3, 1, 1, 5\)"),
+    "empty-sequence": (
+        lambda: layer(u, torch.tensor([1.0, 1, 0])[:, None, None].expand(3, 1, 5)),
+        "row of attention … at least one",
+    ),
+    "no-layers": (lambda: Encoder([]), "encoder … at least one EncoderLayer"),
+    "one-layer": (lambda: Encoder(layer), "encoder … list of layers … EncoderLayer came"),
+    "number": (lambda: Encoder(3), "encoder … list of layers … int came"),
+    "other-layers": (lambda: Encoder([nn.Linear(4, 4)]), "encoder … EncoderLayer … Linear"),
+    "last-norm": (lambda: Encoder([layer], "x"), "normalisation … str came"),
+    "widths": (
+        lambda: Encoder([layer, wide])(u),
+        r"u in an encoder layer … \(\.\.\., N, 6\) … \(3, 5, 4\)",
+    ),
+    "norm-width": (
+        lambda: Encoder([layer], N6)(u),
+        r"normalisation … \(\.\.\., N, 6\) … \(3, 5, 4\)",
+    ),
+    "encoder-nan": (lambda: Encoder([layer])(u * nan), "u in an encoder … finite"),
+    "encoder-weights-nan": (
+        lambda: Encoder([layer])(u, ones(5) * nan),
+        "attention weights … finite",
+    ),
+    "encoder-blind": (
+        lambda: Encoder([layer])(u, zeros(5)),
+        "row of attention … at least one node",
+    ),
+}
+
+
+@cases(ENCODER)
+def test_encoder(call, words):
+    assert_refused(call, words)
+
+
+def test_a_parameter_that_is_nan_does_not_pass_silently():
+    broken = EncoderLayer(4, 2, 6).double()
+    nn.init.constant_(broken.feed_forward.W2.weight, nan)
+    assert_refused(lambda: broken(u), "state u at the end … finite … NaN")
+
+
+def test_after_an_error_the_checks_are_still_on():
+    """A walk switches the search for NaN off inside; an exception within must not leave it off."""
+    assert_refused(lambda: layer(u, zeros(5)), "row of attention")
+    assert_refused(lambda: layer(u * nan), "u in an encoder layer … finite")
+    assert_refused(lambda: attend(Q * nan, K, V), "queries Q … finite")
