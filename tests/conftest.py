@@ -1,25 +1,33 @@
-"""The precision and the random numbers of the tests of the mathematics."""
+"""What all tests share."""
+
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The same examples on every run: a failure here is a fact about the book, not about the weather.
+settings.register_profile("book", deadline=None, derandomize=True)
+settings.load_profile("book")
 
 
-@pytest.fixture(scope="module")
-def float64():
-    """Let a whole module compute in float64 and, beside other workers, in one thread."""
-    import torch
-
-    before, threads = torch.get_default_dtype(), torch.get_num_threads()
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
-    yield
-    torch.set_default_dtype(before)
-    torch.set_num_threads(threads)
+@pytest.fixture(scope="session")
+def root():
+    """The folder of the repository."""
+    return ROOT
 
 
-@pytest.fixture(autouse=True)
-def seed(request):
-    """Every test of such a module draws the same random numbers, alone or in company."""
-    if "float64" in request.fixturenames:
-        import torch
+@pytest.fixture(scope="session")
+def site():
+    """The folder of the built site."""
+    folder = ROOT / "_build" / "html"
+    if not (folder / "chapters" / "index.html").is_file():
+        pytest.fail("There is no built site in _build/html: run `make book` first.")
+    return folder
 
-        torch.manual_seed(0)
+
+@pytest.fixture(scope="session")
+def pages(site):
+    """The built pages of the book, by name: {"index": path, "river": path, ...}."""
+    return {path.stem: path for path in sorted((site / "chapters").glob("*.html"))}

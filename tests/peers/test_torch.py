@@ -12,8 +12,6 @@ from lib.encoder import Encoder, EncoderLayer
 from lib.feedforward import FeedForward
 from lib.projection import Normalisation, project_mean_square, project_mean_variance
 
-pytestmark = pytest.mark.usefixtures("float64")
-
 B, N, WIDTH = 3, 5, 8
 EXACT = {"atol": 1e-12, "rtol": 0}
 EPSILONS = [0.0, 1e-12, 1e-6, 1e-5, 1e-3, 1.0]
