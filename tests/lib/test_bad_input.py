@@ -305,7 +305,7 @@ ATTENTION = (
         "self-weights-batch": (lambda: A(u, ones(2, 1, 5)), r"weights … \(3 … \(2"),
         "self-weights-4-dims": (
             lambda: A(u, ones(3, 1, 1, 5)),
-            r"weights … \(3, 1, 1, 5\) … \(B, 1, ",
+            r"weights … \(B, 1, N\) … \(3, 1, 1, 5\)",
         ),
         "self-weights-3-dims": (lambda: A(u[0], ones(1, 1, 5)), r"weights … \(1, 1, 5\)"),
     }
@@ -340,7 +340,7 @@ PROJECTIONS = {
         [ones(3, 0)], {"eps": 1.0}, r"projected … at least one feature … \(3, 0\)"
     ),
     "number": either([torch.tensor(1.0)], {}, "projected … dimension"),
-    "eps-negative": either([v], {"eps": -1e-5}, "eps ≥ 0 … -1e-05 came"),
+    "eps-negative": either([v], {"eps": -1e-5}, "eps … -1e-05 came"),
     "eps-nan": either([v], {"eps": nan}, "eps … finite … nan came"),
     "eps-text": either([v], {"eps": "a"}, "eps … number … 'a' came"),
     "eps-below-precision": either([v.float()], {"eps": 1e-60}, "eps … 1e-60"),

@@ -201,7 +201,7 @@ def along_s1(w0):
     return solution(lambda w: tangent(w, turn(w) + bend(w)), w0)
 
 
-FINE = [64, 128, 256, 512]
+FINE = [64, 128, 256]
 
 
 def split_order(split, flows, w0, exact):
