@@ -350,7 +350,7 @@ def equations_name_their_function(notebook):
         )
         labels += re.findall(r"^.*\$\$ *\(([^)]+)\)", cell.source, flags=re.M)
         for label in labels:
-            if not label.startswith(f"eq-{stem}-"):
+            if not re.fullmatch(rf"eq-{stem}(-[a-z0-9]+)*", label):
                 yield f"{cell.id}: the label {label} should be eq-{stem}-name"
         computed = re.findall(r"[Cc]omputed by ((?:`lib\.[\w.]+`(?:, | and )?)+)", cell.source)
         if labels and not computed:
@@ -448,6 +448,20 @@ def figures_say_what_they_show(notebook):
                     yield f"{cell.id}: an image without alternative text"
 
 
+@rule(
+    lambda: good(mathematics=[text("```{prf:proof}\n:class: dropdown\nClear.\n```")]),
+    lambda: good(mathematics=[text(":::{prf:remark}\n:label: rem-x\n:class: dropdown\nYes.\n:::")]),
+)
+def what_folds_has_a_title(notebook):
+    """A proof has no title to put the button on: the script that folds throws there."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            pattern = r"^[`:]{3,}\{(prf:\w+)\}.*\n((?::.*\n)*)"
+            for kind, options in re.findall(pattern, cell.source + "\n", flags=re.M):
+                if "dropdown" in options:
+                    yield f"{cell.id}: {kind} cannot be a dropdown; fold an admonition instead"
+
+
 # Upper limits of integrals, sums and products: T may be the final depth there.
 LIMIT = r"\\(?:int|sum|prod|oint)(?:\\limits)?\s*(?:_(?:\{[^{}]*\}|\\?\w))?\s*\^\s*(?:\{T\}|T)"
 TRANSPOSE = (
@@ -477,7 +491,7 @@ def wrong_transposes(source):
 
 REFERENCE = (
     r"\b(?:figures?|figs?\.|equations?|eqs?\.|theorems?|lemmas?|propositions?|corollary|corollaries"
-    r"|definitions?|exercises?|sections?|tables?|chapters?)[\s~]*\(?\d[\d.]*"
+    r"|definitions?|exercises?|sections?|tables?|chapters?)(?:[ ~]|\n(?!\d+\. ))*\(?\d[\d.]*"
 )
 
 
@@ -488,6 +502,7 @@ REFERENCE = (
     lambda: with_cells(text("from Theorem 1 it follows")),
     lambda: with_cells(text("in chapter 4 we")),
     lambda: with_cells(text("in [Chapter 4](feedforward.ipynb) we")),
+    lambda: with_cells(text("as we saw in chapter\n4")),
 )
 def references_are_not_typed_by_hand(notebook):
     for cell in notebook.cells:
