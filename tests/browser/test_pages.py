@@ -77,7 +77,7 @@ def test_mathematics_is_typeset(page):
 
 def test_pictures_are_shown_and_described(page):
     pictures = page.evaluate(
-        """() => [...document.querySelectorAll('article img, main .bd-article img')]
+        """() => [...document.querySelectorAll('article img')]
           .map((i) => [i.alt, i.naturalWidth, i.src.slice(0, 60)])"""
     )
     for alt, width, source in pictures:
@@ -85,6 +85,12 @@ def test_pictures_are_shown_and_described(page):
         assert len(alt.split()) >= 4, f"{source}: the alternative text says too little: {alt!r}"
         assert "<Figure" not in alt
         assert "_images/" not in alt
+    sources = page.evaluate("() => [...document.querySelectorAll('article img')].map((i) => i.src)")
+    assert len(set(sources)) == len(sources), "a picture is shown twice"
+    figures = page.evaluate(
+        "() => [...document.querySelectorAll('article figure')].map((f) => f.id)"
+    )
+    assert all(name.startswith("fig-") for name in figures), "a cell shows two figures"
 
 
 def test_pictures_keep_their_colours(page, theme):
