@@ -3,17 +3,27 @@
     post-norm (Vaswani et al.):   u ← N₁(u + Δt A(u)),    u ← N₂(u + Δt F(u))
     pre-norm (ViT, GPT):          u ← u + Δt A(N₁ u),     u ← u + Δt F(N₂ u)
 
-A is the attention integral ⟨γ, V⟩, F the feed-forward map, N a projection onto S1 followed by gain and bias. With Δt = 1 these are
-the layers that everyone uses; the same weights can be walked in smaller steps.
+A is the attention integral ⟨γ, V⟩, F the feed-forward map, N a projection onto S1 followed by gain
+and bias. With Δt = 1 these are the layers that everyone uses; the same weights can be walked in
+smaller steps.
 """
 
+import copy
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from lib.attention import SelfAttention
-from lib.checks import require, require_count, require_step, require_width
+from lib.checks import (
+    require,
+    require_count,
+    require_real,
+    require_step,
+    require_weights,
+    require_width,
+    trusted,
+)
 from lib.feedforward import FeedForward
 from lib.projection import Normalisation, project_nonnegative
 from lib.splitting import euler, lie
@@ -22,18 +32,25 @@ from lib.splitting import euler, lie
 class EncoderLayer(nn.Module):
     """One layer: a Lie step of the attention flow and the feed-forward flow, each with its normalisation.
 
-    Called with (u, weights=None, dt=1, steps=1) it takes `steps` steps of size dt, so it walks the time dt · steps.
-    Shapes: u (..., N, width) to (..., N, width); weights as in `lib.attention.attend` (padding of a batch: (B, 1, N)).
-    Dimensionless. There is no dropout: the layer is the one that is used after training.
+    Called with (u, weights=None, dt=1, steps=1) it takes `steps` steps of size dt, so it walks the
+    time dt · steps.
+    Shapes: u (..., N, width) to (..., N, width); weights as in `lib.attention.attend` (padding of a
+    batch: (B, 1, N)). Dimensionless. There is no dropout: the layer is the one that is used after
+    training.
     Errors: `ValueError` when u or the weights do not fit, dt is not positive, or steps < 1.
     Source: A. Vaswani et al., *Attention Is All You Need*, arXiv 1706.03762, section 3.1.
     Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
     """
 
     def __init__(
-        self, width: int, heads: int, hidden: int, norm_first: bool = False,
-        activation: Callable[[Tensor], Tensor] = project_nonnegative, eps: float = 1e-5,
-    ) -> None:  # fmt: skip
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        norm_first: bool = False,
+        activation: Callable[[Tensor], Tensor] = project_nonnegative,
+        eps: float = 1e-5,
+    ) -> None:
         super().__init__()
         self.width, self.norm_first = width, norm_first
         self.attention = SelfAttention(width, heads)
@@ -48,22 +65,26 @@ class EncoderLayer(nn.Module):
         Errors: `ValueError` for another kind of layer.
         Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
         """
-        require(
-            isinstance(layer, nn.TransformerEncoderLayer),
-            f"a torch.nn.TransformerEncoderLayer was expected, but a {type(layer).__name__} came",
-        )
+        _require_kind("the layer", layer, nn.TransformerEncoderLayer)
         attention = layer.self_attn
+        require(
+            attention._qkv_same_embed_dim
+            and attention.bias_k is None
+            and not attention.add_zero_attn,
+            "the layer's attention must have no extra keys (add_bias_kv, add_zero_attn) and keys as wide as u",
+        )
         ours = cls(
-            attention.embed_dim, attention.num_heads, layer.linear1.out_features, layer.norm_first,
-            _activation(layer.activation), layer.norm1.eps,
-        ).to(layer.linear1.weight)  # fmt: skip
-        ours.norm2.eps = layer.norm2.eps
+            attention.embed_dim,
+            attention.num_heads,
+            layer.linear1.out_features,
+            layer.norm_first,
+            _activation(layer.activation),
+        ).to(layer.linear1.weight)
+        ours.norm1, ours.norm2 = _normalisation(layer.norm1), _normalisation(layer.norm2)
         _copy(ours.attention.QKV, attention.in_proj_weight, attention.in_proj_bias)
         _copy(ours.attention.O, attention.out_proj.weight, attention.out_proj.bias)
         _copy(ours.feed_forward.W1, layer.linear1.weight, layer.linear1.bias)
         _copy(ours.feed_forward.W2, layer.linear2.weight, layer.linear2.bias)
-        _copy(ours.norm1, layer.norm1.weight, layer.norm1.bias)
-        _copy(ours.norm2, layer.norm2.weight, layer.norm2.bias)
         return ours
 
     def flows(self, weights: Tensor | None = None) -> tuple[Callable, Callable]:
@@ -85,62 +106,109 @@ class EncoderLayer(nn.Module):
             lambda u, dt: self.norm2(euler(self.feed_forward, u, dt)),
         )
 
-    def forward(self, u: Tensor, weights: Tensor | None = None, dt: float = 1.0, steps: int = 1) -> Tensor:
-        require_width("u in an encoder layer", u, self.width)
+    def forward(
+        self, u: Tensor, weights: Tensor | None = None, dt: float = 1.0, steps: int = 1
+    ) -> Tensor:
+        require_width("u in an encoder layer", u, self.width, like=self.norm1.gain)
         require_step(dt)
         require_count("the number of steps in a layer", steps)
+        if weights is not None:
+            require_weights("attention weights", weights)
         flows = self.flows(weights)
-        for _ in range(steps):
-            u = lie(flows, u, dt)
+        with trusted():
+            for _ in range(steps):
+                u = lie(flows, u, dt)
+        require_real("the state u at the end of an encoder layer", u)
         return u
 
 
 class Encoder(nn.Module):
     """A stack of layers, walked one after the other, and a last normalisation where there is one.
 
-    Shapes, call and errors as in `EncoderLayer`: (u, weights=None, dt=1, steps=1); `steps` steps of size dt in every layer.
+    Shapes, call and errors as in `EncoderLayer`: (u, weights=None, dt=1, steps=1); `steps` steps of
+    size dt in every layer.
     Source: A. Vaswani et al., *Attention Is All You Need*, arXiv 1706.03762, section 3.1.
     Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
     """
 
     def __init__(self, layers: Iterable[EncoderLayer], norm: Normalisation | None = None) -> None:
         super().__init__()
+        require(
+            isinstance(layers, Iterable) and not isinstance(layers, EncoderLayer),
+            f"an encoder needs a list of layers, but a {type(layers).__name__} came",
+        )
+        layers = list(layers)
+        require(
+            norm is None or isinstance(norm, Normalisation),
+            f"the last norm of an encoder must be a Normalisation or None, but a {type(norm).__name__} came",
+        )
+        kinds = [type(layer).__name__ for layer in layers]
+        require(
+            len(layers) > 0 and all(isinstance(layer, EncoderLayer) for layer in layers),
+            f"an encoder needs at least one EncoderLayer and nothing else, but {kinds} came",
+        )
         self.layers = nn.ModuleList(layers)
         self.norm = norm
-        require(len(self.layers) > 0, "an encoder needs at least one layer, but none came")
 
     @classmethod
     def from_torch(cls, encoder: nn.TransformerEncoder) -> "Encoder":
         """The same encoder with copies of the parameters of a `torch.nn.TransformerEncoder`, without its dropout.
 
-        Post- or pre-norm, any number of heads, any activation, with or without a last normalisation.
+        Post- or pre-norm, any number of heads, any activation, with or without a last
+        normalisation.
         Errors: `ValueError` for another kind of module.
         Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
         """
-        require(
-            isinstance(encoder, nn.TransformerEncoder),
-            f"a torch.nn.TransformerEncoder was expected, but a {type(encoder).__name__} came",
-        )
-        norm = None
-        if encoder.norm is not None:
-            norm = Normalisation(encoder.norm.weight.shape[0], encoder.norm.eps).to(encoder.norm.weight)
-            _copy(norm, encoder.norm.weight, encoder.norm.bias)
+        _require_kind("the encoder", encoder, nn.TransformerEncoder)
+        norm = None if encoder.norm is None else _normalisation(encoder.norm)
         return cls([EncoderLayer.from_torch(layer) for layer in encoder.layers], norm)
 
-    def forward(self, u: Tensor, weights: Tensor | None = None, dt: float = 1.0, steps: int = 1) -> Tensor:
-        for layer in self.layers:
-            u = layer(u, weights, dt, steps)
-        return u if self.norm is None else self.norm(u)
+    def forward(
+        self, u: Tensor, weights: Tensor | None = None, dt: float = 1.0, steps: int = 1
+    ) -> Tensor:
+        require_real("u in an encoder", u)
+        if weights is not None:
+            require_weights("attention weights", weights)
+        with trusted():
+            for layer in self.layers:
+                u = layer(u, weights, dt, steps)
+            u = u if self.norm is None else self.norm(u)
+        require_real("the state u at the end of an encoder", u)
+        return u
+
+
+def _require_kind(name: str, module: nn.Module, kind: type) -> None:
+    """Exactly this kind: a subclass may compute something else with the same parameters."""
+    require(
+        type(module) is kind,
+        f"{name} must be a torch.nn.{kind.__name__}, but a {type(module).__name__} came",
+    )
 
 
 def _activation(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """torch's ReLU by its name in this book; any other activation as it is."""
+    """torch's ReLU by its name in this book; any other activation as a copy."""
     is_relu = activation is torch.nn.functional.relu or isinstance(activation, nn.ReLU)
-    return project_nonnegative if is_relu else activation
+    return project_nonnegative if is_relu else copy.deepcopy(activation)
 
 
-def _copy(module: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
-    """Copy weight (or gain) and bias into a module; torch's bias=False is a bias of zero."""
+def _normalisation(norm: nn.LayerNorm) -> Normalisation:
+    """torch's layer normalisation, with a copy of its gain and bias."""
+    _require_kind("the normalisation", norm, nn.LayerNorm)
+    require(
+        len(norm.normalized_shape) == 1 and norm.weight is not None,
+        "the normalisation must act on the features alone and have a gain, but "
+        f"normalized_shape = {tuple(norm.normalized_shape)}, elementwise_affine = {norm.elementwise_affine} came",
+    )
+    ours = Normalisation(norm.normalized_shape[0], norm.eps).to(norm.weight)
     with torch.no_grad():
-        (module.gain if isinstance(module, Normalisation) else module.weight).copy_(weight)
-        module.bias.copy_(torch.zeros_like(module.bias) if bias is None else bias)
+        ours.gain.copy_(norm.weight)
+        if norm.bias is not None:
+            ours.bias.copy_(norm.bias)
+    return ours
+
+
+def _copy(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    """Copy weight and bias into a linear map; torch's bias=False is a bias of zero."""
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        linear.bias.copy_(torch.zeros_like(linear.bias) if bias is None else bias)
