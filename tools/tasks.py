@@ -16,6 +16,7 @@ command does all the set-up that it needs. `make TARGET` calls this file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import urllib.request
 from pathlib import Path
 
@@ -97,6 +99,34 @@ def digest(*parts):
 
 def read(path):
     return path.read_text(encoding="utf8") if path.is_file() else ""
+
+
+def try_lock(file):
+    """Lock an open file for this process; False if another process holds it."""
+    try:
+        if WINDOWS:
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def alone():
+    """Two commands in one folder wait for each other. The lock goes with the process."""
+    BUILD.mkdir(exist_ok=True)
+    with open(BUILD / "lock", "w") as file:
+        if not try_lock(file):
+            say("waiting for another command in this folder")
+            while not try_lock(file):
+                time.sleep(0.5)
+        yield
 
 
 # Set-up: Python ------------------------------------------------------------------------------
@@ -300,8 +330,9 @@ def get_browser():
 
 
 def setup(arguments=()):
-    setup_python()
-    setup_vendor()
+    with alone():
+        setup_python()
+        setup_vendor()
 
 
 def book(arguments=()):
@@ -311,6 +342,11 @@ def book(arguments=()):
     reads every page again, so that a warning cannot hide behind pages already read.
     """
     setup()
+    with alone():
+        build(arguments)
+
+
+def build(flags):
     stamp = BUILD / "stamp"
     parts = [ROOT / name for name in ("_config.yml", "_toc.yml", "_static", "tools")]
     frame = digest(*parts, read(VENV / "stamp"))
@@ -319,8 +355,7 @@ def book(arguments=()):
         shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
     stamp.unlink(missing_ok=True)
     program = "from jupyter_book.cli.main import main; main()"
-    flags = ["-W", "-n", "--keep-going", *arguments]
-    run(VENV_PYTHON, "-c", program, "build", ".", *flags)
+    run(VENV_PYTHON, "-c", program, "build", ".", "-W", "-n", "--keep-going", *flags)
     stamp.write_text(frame, encoding="utf8")
 
 
@@ -345,12 +380,12 @@ def serve(arguments=()):
 
 
 def lint(arguments=()):
-    setup_python()
+    setup()
     run(VENV_PYTHON, "-m", "ruff", "check", ".", *arguments)
 
 
 def chapters(arguments=()):
-    setup_python()
+    setup()
     run(VENV_PYTHON, "tools/chapters.py", *arguments)
 
 

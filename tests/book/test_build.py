@@ -236,6 +236,14 @@ def test_another_place_or_python_is_another_set_up(tmp_path, monkeypatch):
     assert tasks.needs(tmp_path / "a") != first
 
 
+def test_two_commands_in_one_folder_wait_for_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "BUILD", tmp_path)
+    with tasks.alone(), open(tmp_path / "lock", "w") as second:
+        assert not tasks.try_lock(second)
+    with open(tmp_path / "lock", "w") as third:
+        assert tasks.try_lock(third)
+
+
 def test_a_browser_that_is_named_but_missing_is_an_error(monkeypatch):
     monkeypatch.setenv(tasks.BROWSER_VARIABLE, "/no/such/browser")
     with pytest.raises(SystemExit, match="is not a file"):
