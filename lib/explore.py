@@ -48,16 +48,16 @@ def explore(draw, play=None, labels=None, **axes):
     names.update(labels or {})
     frames = _draw_all(draw, axes)
     sliders = [_slider(names[name], values) for name, values in axes.items()]
+    row = widgets.Layout(display="flex", flex_flow="row wrap")
     controls = list(sliders)
     if play is not None:
         position = list(axes).index(play)
         button = widgets.Play(min=0, max=len(axes[play]) - 1, interval=PACE)
         button.description = f"play {names[play]}"
         widgets.jslink((button, "value"), (sliders[position], "index"))
-        controls.insert(position, button)
+        controls[position] = widgets.Box([button, sliders[position]], layout=row)
     picture = _stack(frames, sliders) if hasattr(widgets, "Stack") else _observe(frames, sliders)
-    row = widgets.Box(controls, layout=widgets.Layout(display="flex", flex_flow="row wrap"))
-    return widgets.VBox([row, picture])
+    return widgets.VBox([widgets.Box(controls, layout=row), picture])
 
 
 def _check(axes, play, labels):

@@ -290,3 +290,16 @@ def test_evolve_leaves_its_start_alone():
     u = torch.zeros(2)
     evolve(lambda u, dt: u + dt, u, 0.0, T, 3)
     assert (u == 0).all()
+
+
+def test_a_constrained_flow_asks_its_velocity_on_the_constraint_only():
+    asked = []
+
+    def velocity(w):
+        asked.append(w)
+        return w.roll(1, -1).exp()
+
+    constrained(velocity, rk4)(project_mean_variance(torch.randn(3, 7)), 0.5)
+    w = torch.stack(asked)
+    torch.testing.assert_close(w.mean(-1), torch.zeros(4, 3), atol=1e-12, rtol=0)
+    torch.testing.assert_close(w.square().mean(-1), torch.ones(4, 3), atol=1e-12, rtol=0)
