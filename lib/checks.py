@@ -74,6 +74,14 @@ def require_real(
     )
 
 
+def require_squarable(name: str, values: Tensor) -> None:
+    """Require numbers whose squares are finite too; not asked within a `trusted` block."""
+    require(
+        _TRUSTED.get() or is_finite(values.detach() ** 2),
+        f"{name} is too large to be squared in {values.dtype}; scale it down",
+    )
+
+
 def require_weights(name: str, weights: Tensor) -> None:
     """Require quadrature weights: finite, real, at least one, none negative."""
     require_real(name, weights)

@@ -13,11 +13,11 @@ from torch.nn.functional import layer_norm
 
 from lib.checks import (
     broadcast,
-    is_finite,
     require,
     require_count,
     require_number,
     require_real,
+    require_squarable,
     require_weights,
     require_width,
 )
@@ -133,14 +133,20 @@ class Normalisation(nn.Module):
         super().__init__()
         require_count("the width of a normalisation", width)
         require_number("eps of a normalisation", eps)
-        require(eps >= 0, f"eps of a normalisation must not be negative, but {eps:g} came")
+        require(
+            eps == 0 or eps >= torch.finfo(torch.float32).tiny,
+            f"eps of a normalisation must not be negative, nor below the smallest float32, but {eps:g} came",
+        )
         self.width, self.eps = width, eps
         self.gain = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, v: Tensor) -> Tensor:
         require_width("v in a normalisation", v, self.width, like=self.gain)
-        return torch.addcmul(self.bias, self.gain, project_mean_variance(v, eps=self.eps))
+        if self.eps == 0:
+            return torch.addcmul(self.bias, self.gain, project_mean_variance(v))
+        require_squarable("v in a normalisation", v)
+        return layer_norm(v, v.shape[-1:], self.gain, self.bias, self.eps)  # g P(v) + c in one pass
 
 
 def _mean(f: Tensor, weights: Tensor | None) -> Tensor:
@@ -178,10 +184,7 @@ def _require_target(v: Tensor, mean: float, variance: float, eps: float) -> None
         f"not below the smallest number of {v.dtype}, but {variance:g} and eps = {eps:g} came",
     )
     if eps > 0:
-        require(
-            is_finite(v.detach() ** 2),
-            "the function v to be projected is too large to be squared; scale it down",
-        )
+        require_squarable("the function v to be projected", v)
 
 
 def _of_size_one(v: Tensor) -> Tensor:
