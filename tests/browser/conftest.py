@@ -133,6 +133,7 @@ def bad_page(tmp_path, open_page):
     (tmp_path / "bad.html").write_text(
         r"""<!doctype html><title>Bad</title><body><main>Here \alpha.
         <div style="width:2000px">wide</div><img src="nothing.png">
+        <section style="overflow: auto; width: 50px"><p style="width: 99px">Long</p></section>
         <script src="https://example.org/x.js"></script>
         <script>console.error('one'); throw new Error('two')</script></main></body>""",
         encoding="utf8",

@@ -19,13 +19,21 @@ TEXTS = r"""() => {
 }"""
 
 # What axe-core finds. Text of the very colour of its background is "incomplete" to it, not wrong.
-# The shapes of typeset formulas are taken out meanwhile: they double its time and say nothing.
+# Its time grows with the number of elements, and most of them are shapes of formulas and words of
+# code. So the text of its MathML, which screen readers find, stands for a formula meanwhile, and
+# each kind of word in a listing is looked at once. `UNREACHABLE` asks what this would hide.
 AXE = """async (options) => {
-  const formulas = [...document.querySelectorAll('mjx-container')];
-  const shapes = formulas.map((formula) => [...formula.childNodes]);
-  formulas.forEach((formula) => formula.replaceChildren());
+  const kinds = new Set();
+  const fresh = (node) => node.nodeType === Node.TEXT_NODE
+    || !kinds.has(node.className) && kinds.add(node.className);
+  const changed = [...document.querySelectorAll('mjx-container, .highlight pre')].map((element) => {
+    const nodes = [...element.childNodes];
+    const formula = element.querySelector('mjx-assistive-mml');
+    element.replaceChildren(...(formula ? [formula.textContent] : nodes.filter(fresh)));
+    return () => element.replaceChildren(...nodes);
+  });
   const {violations, incomplete} = await axe.run(document, options);
-  formulas.forEach((formula, i) => formula.replaceChildren(...shapes[i]));
+  changed.forEach((restore) => restore());
   const list = (rules) => rules.flatMap(({id, nodes}) => nodes.map((node) => ({id, node})));
   const unseen = ({node}) => node.any.some(({data}) => data?.messageKey === 'equalRatio');
   const found = [...list(violations), ...list(incomplete).filter(unseen)];
@@ -49,6 +57,13 @@ WIDE = """() => {
     .filter((e) => !boxed(e.parentElement) && !drawer(e))
     .map((e) => `${e.tagName}.${e.className?.baseVal ?? e.className}`.slice(0, 80));
 }"""
+
+# Boxes that scroll sideways and cannot be reached by keyboard, nor anything in them.
+UNREACHABLE = """() => [...document.querySelectorAll('main *')]
+  .filter((e) => ['auto', 'scroll'].includes(getComputedStyle(e).overflowX))
+  .filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1 && e.tabIndex < 0)
+  .filter((e) => ![...e.querySelectorAll('a, button, [tabindex]')].some((f) => f.tabIndex >= 0))
+  .map((e) => e.outerHTML.slice(0, 120))"""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +90,9 @@ def test_mathematics_is_typeset(page):
     assert page.evaluate(TEXTS) == []
     raw = "[...document.querySelectorAll('.math')].filter((e) => !e.querySelector('mjx-container'))"
     assert page.evaluate(f"() => {raw}.map((e) => e.textContent)") == []
+    silent = """() => [...document.querySelectorAll('mjx-container')]
+      .filter((e) => !e.querySelector('mjx-assistive-mml')?.textContent.trim()).length"""
+    assert page.evaluate(silent) == 0, "a formula without MathML says nothing to a screen reader"
     errors = "mjx-container [data-mml-node=merror], mjx-container [data-mjx-error]"
     assert page.locator(errors).count() == 0
 
@@ -106,6 +124,10 @@ def test_pictures_keep_their_colours(page, theme):
     assert set(filters) <= {"none"}
 
 
+def test_what_scrolls_is_reached_by_keyboard(page):
+    assert page.evaluate(UNREACHABLE) == []
+
+
 def test_accessible(page, theme, root):
     page.add_script_tag(path=root / ".vendor" / "tests" / "axe.min.js")
     assert page.evaluate("() => document.documentElement.dataset.theme") == theme
@@ -116,8 +138,10 @@ def test_accessible(page, theme, root):
 
 def test_fits_on_a_telephone(page):
     page.set_viewport_size({"width": 390, "height": 844})
+    # the page answers to its new size in the second frame
     page.evaluate("() => new Promise((n) => requestAnimationFrame(() => requestAnimationFrame(n)))")
     try:
+        assert page.evaluate(UNREACHABLE) == []
         width = page.evaluate("() => document.documentElement.scrollWidth")
         assert (page.evaluate(WIDE), width) == ([], 390)
     finally:
@@ -140,6 +164,8 @@ def test_faults_are_noticed(bad_page):
     assert all(word in seen for word in ("one", "two", "404", "asks another host"))
     assert bad_page.evaluate(TEXTS) == [r"Here \alpha."]
     assert bad_page.evaluate(WIDE) == ["DIV."]
+    (box,) = bad_page.evaluate(UNREACHABLE)
+    assert box.startswith('<section style="overflow: auto')
 
 
 def test_faint_text_is_noticed(bad_page, root):
