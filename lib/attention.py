@@ -40,7 +40,7 @@ def kernel(
     `attend` gives ⟨γ, V⟩ and never stores γ.
     Errors: `ValueError` for shapes that do not fit, negative or non-finite numbers, or a row that
     sees no node.
-    Source: equation (1), term I, of Tai, Liu, Li and Chan, arXiv 2510.03989.
+    Source: term I of the equation of Tai, Liu, Li and Chan, arXiv 2510.03989.
     Explained in chapter 2, *The attention kernel* (chapters/attention.ipynb).
     """
     scale, bias = _arguments(Q, K, K, weights, scale)
@@ -69,7 +69,7 @@ def attend(
     `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     Errors: `ValueError` for shapes that do not fit, negative or non-finite numbers, or a row that
     sees no node.
-    Source: equation (1), term I, of Tai, Liu, Li and Chan, arXiv 2510.03989.
+    Source: term I of the equation of Tai, Liu, Li and Chan, arXiv 2510.03989.
     Explained in chapter 2, *The attention kernel* (chapters/attention.ipynb).
     """
     scale, bias = _arguments(Q, K, V, weights, scale)

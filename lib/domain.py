@@ -204,7 +204,7 @@ def integral_map(
     grid of ỹ, None means unit cells; bias (d_out,). Returns (..., d_out). Dimensionless. On unit
     cells it is `torch.nn.functional.linear`.
     Errors: `ValueError` when the shapes do not fit or a number is not finite.
-    Source: equation (1) of Tai, Liu, Li and Chan, arXiv 2510.03989.
+    Source: term III of the equation of Tai, Liu, Li and Chan, arXiv 2510.03989.
     Explained in chapter 1, *Continuous domains* (chapters/domain.ipynb).
     """
     require_real("the kernel W of an integral map", kernel)

@@ -35,7 +35,7 @@ def feed_forward(
     the nodes; `features` has d nodes (weights w), `hidden` has m (weights ω); None means unit
     cells. Returns (..., d). Dimensionless.
     Errors: `ValueError` when shapes do not fit or a number is not finite.
-    Source: equation (1), term III, of Tai, Liu, Li and Chan, arXiv 2510.03989.
+    Source: term III of the equation of Tai, Liu, Li and Chan, arXiv 2510.03989.
     Explained in chapter 4, *The feed-forward network* (chapters/feedforward.ipynb).
     """
     for grid in (features, hidden):

@@ -87,7 +87,7 @@ def project_nonnegative(v: Tensor) -> Tensor:
 
     Shapes: any; returns the same shape. Units: those of v. Errors: `ValueError` when v is not real
     and finite.
-    Source: equation (1), term III, of Tai, Liu, Li and Chan, arXiv 2510.03989.
+    Source: term III of the equation of Tai, Liu, Li and Chan, arXiv 2510.03989.
     Explained in chapter 4, *The feed-forward network* (chapters/feedforward.ipynb).
     """
     require_real("the function v to be projected onto v ≥ 0", v, least_dims=0)

@@ -140,7 +140,7 @@ def relax(u: Tensor, v: Tensor, dt: float) -> Tensor:
     plain average. The factor 1 + Δt disappears in the next projection P_S1 when its ε is divided by
     (1 + Δt)². Shapes: u and v alike.
     Errors: `ValueError` when dt is not positive or the shapes differ.
-    Source: Tai, Liu, Li and Chan, arXiv 2510.03989.
+    Source: after Tai, Liu, Li and Chan, arXiv 2510.03989, who take Δt = 1.
     Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
     """
     require_step(dt)
