@@ -97,7 +97,7 @@ def project_nonnegative(v: Tensor) -> Tensor:
 def tangent(w: Tensor, f: Tensor, weights: Tensor | None = None) -> Tensor:
     """The part of a velocity f that keeps w on S1(0, 1): the projection onto the tangent space at w.
 
-        P_T(w) f = f − mean(f) − mean(f w) w,    for w with mean 0 and variance 1
+        T_w f = f − mean(f) − mean(f w) w,    for w with mean 0 and variance 1
 
     Shapes: w and f (..., d), broadcast against each other; weights (d,). Units: those of f.
     Errors: `ValueError` when the shapes do not fit. That w lies on S1(0, 1) is the caller's duty:

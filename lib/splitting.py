@@ -111,9 +111,9 @@ def strang(flows: Sequence[Flow], u: Tensor, dt: float) -> Tensor:
 def constrained(
     velocity: Velocity, step: Callable[[Velocity, Tensor, float], Tensor] = midpoint
 ) -> Flow:
-    """The flow of w_t = P_T(w) f(w) on S1(0, 1): steps along the constraint, then the projection onto it.
+    """The flow of w_t = T_w f(w) on S1(0, 1): steps along the constraint, then the projection onto it.
 
-        w ← P_S1( step of the tangent field P_T(w) f(w) )
+        w ← P_S1( step of the tangent field T_w f(w) )
 
     The tangent field keeps the order of `step`; projecting after a step of the plain field f falls
     back to order 1 in a Strang splitting. Shapes: w (..., d) with mean 0 and variance 1 along d.
