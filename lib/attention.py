@@ -204,7 +204,9 @@ def _stream(Q: Tensor, K: Tensor, V: Tensor, bias: Tensor | None, scale: float) 
         bias = bias.expand(*bias.shape[:-2], Q.shape[-2], K.shape[-2])  # a view: nothing is copied
     Q, K, V = (_four(part, lead) for part in (Q, K, V))
     result = scaled_dot_product_attention(Q, K, V, attn_mask=bias, scale=scale)
-    return result.reshape(*lead, *result.shape[-2:])[..., :d_v]
+    if d_v < d:
+        result = result[..., :d_v]
+    return result.reshape(*lead, *result.shape[-2:])
 
 
 def _lead(*parts: Tensor | None) -> torch.Size:
