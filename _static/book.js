@@ -91,7 +91,9 @@ document.addEventListener("DOMContentLoaded", () => {
   plan();
   window.MathJax?.startup?.promise?.then(plan);
   const seen = new MutationObserver(plan);
-  const changes = { childList: true, subtree: true, characterData: true };
+  // the icon of a Play button changes its class only
+  const classes = { attributes: true, attributeFilter: ["class"] };
+  const changes = { childList: true, subtree: true, characterData: true, ...classes };
   document.querySelectorAll(".cell_output").forEach((output) => seen.observe(output, changes));
 });
 window.addEventListener("load", plan);
