@@ -104,6 +104,16 @@ def require_width(name: str, u: Tensor, width: int, like: Tensor | None = None) 
     )
 
 
+def require_images(name: str, images: Tensor, channels: int, like: Tensor | None = None) -> None:
+    """Require images of shape (B, channels, height, width)."""
+    require_real(name, images, like=like)
+    require(
+        images.dim() == 4 and images.shape[1] == channels and images.numel() > 0,
+        f"{name} must have shape (B, {channels}, height, width), but shape {tuple(images.shape)} came; "
+        "a batch of one image without channels needs [None, None]",
+    )
+
+
 def require_number(name: str, value: float) -> None:
     """Require a finite real number (a Python number, not a tensor)."""
     require(

@@ -8,10 +8,8 @@ and bias. With Δt = 1 these are the layers that everyone uses; the same weights
 smaller steps.
 """
 
-import copy
 from collections.abc import Callable, Iterable
 
-import torch
 from torch import Tensor, nn
 
 from lib.attention import SelfAttention
@@ -25,8 +23,21 @@ from lib.checks import (
     trusted,
 )
 from lib.feedforward import FeedForward
+from lib.parameters import copied_activation, copied_normalisation, copy_linear, require_kind
 from lib.projection import Normalisation, project_nonnegative
-from lib.splitting import euler, lie
+from lib.splitting import Flow, Velocity, euler, lie
+
+
+def normalised_flow(velocity: Velocity, norm: Normalisation, norm_first: bool) -> Flow:
+    """The Euler flow of a velocity f with its normalisation N, after the step or (norm_first) before it.
+
+        post-norm:  (u, Δt) ↦ N(u + Δt f(u))        pre-norm:  (u, Δt) ↦ u + Δt f(N u)
+
+    Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
+    """
+    if norm_first:  # the velocity is taken at the projected point; u itself stays free
+        return lambda u, dt: euler(lambda v: velocity(norm(v)), u, dt)
+    return lambda u, dt: norm(euler(velocity, u, dt))
 
 
 class EncoderLayer(nn.Module):
@@ -65,7 +76,7 @@ class EncoderLayer(nn.Module):
         Errors: `ValueError` for another kind of layer.
         Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
         """
-        _require_kind("the layer", layer, nn.TransformerEncoderLayer)
+        require_kind("the layer", layer, "torch.nn.TransformerEncoderLayer")
         attention = layer.self_attn
         require(
             attention._qkv_same_embed_dim
@@ -78,32 +89,26 @@ class EncoderLayer(nn.Module):
             attention.num_heads,
             layer.linear1.out_features,
             layer.norm_first,
-            _activation(layer.activation),
+            copied_activation(layer.activation),
         ).to(layer.linear1.weight)
-        ours.norm1, ours.norm2 = _normalisation(layer.norm1), _normalisation(layer.norm2)
-        _copy(ours.attention.QKV, attention.in_proj_weight, attention.in_proj_bias)
-        _copy(ours.attention.O, attention.out_proj.weight, attention.out_proj.bias)
-        _copy(ours.feed_forward.W1, layer.linear1.weight, layer.linear1.bias)
-        _copy(ours.feed_forward.W2, layer.linear2.weight, layer.linear2.bias)
+        ours.norm1, ours.norm2 = (
+            copied_normalisation(layer.norm1),
+            copied_normalisation(layer.norm2),
+        )
+        copy_linear(ours.attention.QKV, attention.in_proj_weight, attention.in_proj_bias)
+        copy_linear(ours.attention.O, attention.out_proj.weight, attention.out_proj.bias)
+        copy_linear(ours.feed_forward.W1, layer.linear1.weight, layer.linear1.bias)
+        copy_linear(ours.feed_forward.W2, layer.linear2.weight, layer.linear2.bias)
         return ours
 
-    def flows(self, weights: Tensor | None = None) -> tuple[Callable, Callable]:
+    def flows(self, weights: Tensor | None = None) -> tuple[Flow, Flow]:
         """The two flows whose Lie splitting is the layer: attention, then feed-forward, each with its normalisation.
 
         Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
         """
-
-        def attention(u: Tensor) -> Tensor:
-            return self.attention(u, weights)
-
-        if self.norm_first:  # the velocity is taken at the projected point; u itself stays free
-            return (
-                lambda u, dt: euler(lambda v: attention(self.norm1(v)), u, dt),
-                lambda u, dt: euler(lambda v: self.feed_forward(self.norm2(v)), u, dt),
-            )
         return (
-            lambda u, dt: self.norm1(euler(attention, u, dt)),
-            lambda u, dt: self.norm2(euler(self.feed_forward, u, dt)),
+            normalised_flow(lambda u: self.attention(u, weights), self.norm1, self.norm_first),
+            normalised_flow(self.feed_forward, self.norm2, self.norm_first),
         )
 
     def forward(
@@ -159,8 +164,8 @@ class Encoder(nn.Module):
         Errors: `ValueError` for another kind of module.
         Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
         """
-        _require_kind("the encoder", encoder, nn.TransformerEncoder)
-        norm = None if encoder.norm is None else _normalisation(encoder.norm)
+        require_kind("the encoder", encoder, "torch.nn.TransformerEncoder")
+        norm = None if encoder.norm is None else copied_normalisation(encoder.norm)
         return cls([EncoderLayer.from_torch(layer) for layer in encoder.layers], norm)
 
     def forward(
@@ -175,40 +180,3 @@ class Encoder(nn.Module):
             u = u if self.norm is None else self.norm(u)
         require_real("the state u at the end of an encoder", u)
         return u
-
-
-def _require_kind(name: str, module: nn.Module, kind: type) -> None:
-    """Exactly this kind: a subclass may compute something else with the same parameters."""
-    require(
-        type(module) is kind,
-        f"{name} must be a torch.nn.{kind.__name__}, but a {type(module).__name__} came",
-    )
-
-
-def _activation(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """torch's ReLU by its name in this book; any other activation as a copy."""
-    is_relu = activation is torch.nn.functional.relu or isinstance(activation, nn.ReLU)
-    return project_nonnegative if is_relu else copy.deepcopy(activation)
-
-
-def _normalisation(norm: nn.LayerNorm) -> Normalisation:
-    """torch's layer normalisation, with a copy of its gain and bias."""
-    _require_kind("the normalisation", norm, nn.LayerNorm)
-    require(
-        len(norm.normalized_shape) == 1 and norm.weight is not None,
-        "the normalisation must act on the features alone and have a gain, but "
-        f"normalized_shape = {tuple(norm.normalized_shape)}, elementwise_affine = {norm.elementwise_affine} came",
-    )
-    ours = Normalisation(norm.normalized_shape[0], norm.eps).to(norm.weight)
-    with torch.no_grad():
-        ours.gain.copy_(norm.weight)
-        if norm.bias is not None:
-            ours.bias.copy_(norm.bias)
-    return ours
-
-
-def _copy(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Copy weight and bias into a linear map; torch's bias=False is a bias of zero."""
-    with torch.no_grad():
-        linear.weight.copy_(weight)
-        linear.bias.copy_(torch.zeros_like(linear.bias) if bias is None else bias)
