@@ -1,0 +1,148 @@
+"""The small networks that the book trained on the handwritten digits, and what was measured on them.
+
+Each was trained on the first 4,000 digits with three seeds by data/make_weights.py; the other 1,000
+were not shown to it. Their parameters lie in data/weights, rounded to float16. All have about as
+many of them, so that they can be compared.
+"""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from lib import parameters
+from lib.checks import require, require_count
+from lib.convolution import ConvolutionalAttention
+from lib.cvt import ConvolutionalLayer, ConvolutionalTransformer, Stage
+from lib.datasets import FOLDER, digits
+from lib.encoder import Encoder, EncoderLayer
+from lib.positions import Table, Waves
+from lib.projection import Normalisation
+from lib.vit import VisionTransformer
+
+WEIGHTS = FOLDER / "weights"
+SEEDS = (0, 1, 2)
+TRAINED_ON = 4000  # of the 5,000 digits
+BAND = (1, 2, 3)  # periods per side: seven tokens a side resolve up to 3.5
+OCTAVES = tuple(
+    2.0**k for k in range(8)
+)  # 1 to 128: most lie beyond what any of the grids resolves
+
+
+def _vit(
+    positions: Callable[[int], nn.Module], width: int = 48, class_point: bool = False
+) -> VisionTransformer:
+    layers = [EncoderLayer(width, 4, 2 * width, True, gelu, 1e-6) for _ in range(4)]
+    encoder = Encoder(layers, Normalisation(width, 1e-6))
+    return VisionTransformer(4, encoder, positions(width), class_point=class_point, outputs=10)
+
+
+def _cvt() -> ConvolutionalTransformer:
+    def stage(channels: int, width: int, heads: int, depth: int, patch: int) -> Stage:
+        sample = nn.Conv2d(channels, width, patch, stride=2, padding=patch // 2)
+        layers = [
+            ConvolutionalLayer(ConvolutionalAttention(width, heads), 2 * width)
+            for _ in range(depth)
+        ]
+        return Stage(sample, layers)
+
+    return ConvolutionalTransformer([stage(1, 24, 2, 1, 5), stage(24, 48, 4, 3, 3)], outputs=10)
+
+
+# What each network is, and how it was trained.
+NETWORKS = {
+    "waves": lambda: _vit(lambda width: Waves(width, BAND)),  # on 49 tokens, one step a layer
+    "octaves": lambda: _vit(lambda width: Waves(width, OCTAVES)),  # the same, other frequencies
+    "table": lambda: _vit(lambda width: Table(width, (7, 7))),  # the same, positions in a table
+    "point": lambda: _vit(lambda width: Waves(width, BAND), class_point=True),  # with a class point
+    "grids": lambda: _vit(lambda width: Waves(width, BAND)),  # on 49, 81 or 169 tokens at random
+    "steps": lambda: _vit(
+        lambda width: Waves(width, BAND)
+    ),  # with 1, 2 or 3 steps a layer at random
+    "cvt": _cvt,  # convolutional: 196 tokens, then 49
+}
+
+
+def untrained(name: str, seed: int = 0) -> nn.Module:
+    """One of the networks of the book with random parameters, the same for the same seed.
+
+    Errors: `ValueError` for a name that is not in `NETWORKS`.
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
+    """
+    require(
+        name in NETWORKS, f"there is no trained network {name!r}; choose one of {sorted(NETWORKS)}"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return NETWORKS[name]()
+
+
+def trained(name: str, seed: int = 0) -> nn.Module:
+    """One of the networks of the book with its trained parameters, from data/weights.
+
+    Errors: `ValueError` for an unknown name or seed, or a file that is missing or damaged.
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
+    """
+    model = untrained(name)
+    require(seed in SEEDS, f"the networks were trained with the seeds {SEEDS}, but {seed!r} came")
+    path = weights_file(name, seed)
+    sums = dict(line.split()[::-1] for line in (WEIGHTS / "SHA256SUMS").read_text().splitlines())
+    parameters.read(model, path, sums[path.name])
+    return model.eval().requires_grad_(False)
+
+
+def weights_file(name: str, seed: int) -> Path:
+    """Where the parameters of a network lie. Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb)."""
+    return WEIGHTS / f"{name}-{seed}.safetensors"
+
+
+def unseen() -> tuple[Tensor, Tensor]:
+    """The 1,000 digits that no network was trained on: images (1000, 1, 28, 28), labels (1000,).
+
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
+    """
+    images, labels = digits()
+    return images[TRAINED_ON:, None], labels[TRAINED_ON:]
+
+
+def classify(model: nn.Module, images: Tensor, **how) -> Tensor:
+    """The scores of the ten digits, (B, 10); `how` goes to the network: stride, weights, dt, steps.
+
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
+    """
+    state = model(images, **how)
+    return model.read_out(*state) if isinstance(state, tuple) else model.read_out(state)
+
+
+def correct(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 50, **how) -> int:
+    """How many of the images get their own label; `how` as in `classify`.
+
+    Errors: `ValueError` when images and labels differ in number.
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
+    """
+    require_count("images in a batch", batch)
+    require(
+        len(images) == len(labels) > 0,
+        f"every image needs its label, but {len(images)} images and {len(labels)} labels came",
+    )
+    with torch.inference_mode():
+        right = [
+            (classify(model, part, **how).argmax(-1) == own).sum()
+            for part, own in zip(images.split(batch), labels.split(batch), strict=True)
+        ]
+    return int(sum(right))
+
+
+def measured() -> list[dict[str, str | int]]:
+    """What data/make_weights.py measured on the 1,000 unseen digits, one row for each network, seed and way to read it.
+
+    Keys: name, seed, stride, steps, weights ("unit" or "kept"), shift (pixels), correct (of 1000).
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
+    """
+    with open(WEIGHTS / "measured.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    text = ("name", "weights")
+    return [{key: v if key in text else int(v) for key, v in row.items()} for row in rows]
