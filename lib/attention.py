@@ -211,13 +211,16 @@ def _stream(Q: Tensor, K: Tensor, V: Tensor, bias: Tensor | None, scale: float) 
 
 def _lead(*parts: Tensor | None) -> torch.Size:
     """The common leading dimensions of Q, K, V and the weights."""
-    shapes = [part.shape[:-2] for part in parts if part is not None]
+    shapes = {part.shape[:-2] for part in parts if part is not None}
+    if len(shapes) == 1:  # the usual case; torch's broadcast_shapes is slow
+        return shapes.pop()
     return broadcast("the leading dimensions of Q, K, V and the weights", *shapes)
 
 
 def _four(part: Tensor, lead: torch.Size) -> Tensor:
     """The same tensor with exactly two leading dimensions."""
-    part = part.expand(*lead, *part.shape[-2:])
+    if part.shape[:-2] != lead:
+        part = part.expand(*lead, *part.shape[-2:])
     return part if len(lead) == 2 else part.reshape(math.prod(lead), 1, *part.shape[-2:])
 
 

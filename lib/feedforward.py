@@ -73,9 +73,7 @@ class FeedForward(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         require_width("u in a feed-forward network", u, self.width, like=self.W1.weight)
-        raised = self.W1(u)  # (..., N, hidden)
         if self.activation is project_nonnegative:
-            return self.W2(
-                torch.relu_(raised)
-            )  # the same projection, in place: the largest array of a layer
-        return self.W2(self.activation(raised))
+            # the same projection, in place: the largest array of a layer
+            return self.W2(torch.relu_(self.W1(u)))
+        return self.W2(self.activation(self.W1(u)))  # no name keeps the large arrays longer
