@@ -7,12 +7,15 @@ token alone; and keys and values at every second point of each axis are a coarse
 attention integral.
 """
 
+from numbers import Integral
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from lib.attention import attend
 from lib.checks import require, require_count, require_number, require_real
+from lib.positions import pair
 
 Size = tuple[int, int]
 
@@ -26,7 +29,8 @@ def local_integral(u: Tensor, k: Tensor, cell: float = 1.0, stride: int = 1) -> 
     z = 0; `cell` is the area of one cell. Returns (..., ⌈h/stride⌉, ⌈w/stride⌉, d). Units: those of
     k, times u, times area. On unit cells it is torch's depthwise convolution, which does not turn
     the kernel round: in the usual words it is a correlation.
-    Errors: `ValueError` for shapes that do not fit, an even window, or numbers that are not finite.
+    Errors: `ValueError` for shapes that do not fit, an even window, a cell without area, or numbers
+    that are not finite.
     Source: H. Wu et al., *CvT: Introducing Convolutions to Vision Transformers*, arXiv 2103.15808,
     section 3.2.
     Explained in chapter 8, *The convolutional transformer* (chapters/cvt.ipynb).
@@ -34,12 +38,14 @@ def local_integral(u: Tensor, k: Tensor, cell: float = 1.0, stride: int = 1) -> 
     require_real("the function u in a local integral", u, least_dims=3)
     require_real("the kernel k of a local integral", k, like=u)
     require_number("the area of a cell", cell)
+    require(cell > 0, f"the area of a cell must be positive, but {cell:g} came")
     require_count("the stride of a local integral", stride)
     require(
         k.dim() == 3 and k.shape[-1] == u.shape[-1] > 0 and k.shape[0] % 2 == k.shape[1] % 2 == 1,
         "a local integral needs u (..., h, w, d) and a kernel (a, b, d) with a and b odd, but shapes "
         f"{tuple(u.shape)} and {tuple(k.shape)} came",
     )
+    require(u.numel() > 0, f"a local integral needs at least one node, but u {tuple(u.shape)} came")
     a, b, d = k.shape
     image = u.reshape(-1, *u.shape[-3:]).permute(0, 3, 1, 2)  # (B, d, h, w)
     window = (cell * k).permute(2, 0, 1)[:, None]  # (d, 1, a, b)
@@ -77,6 +83,10 @@ class ConvolutionalAttention(nn.Module):
             kernel % 2 == 1,
             f"the kernel of the queries must have a middle, an odd side, but {kernel} came",
         )
+        require(
+            isinstance(padding, Integral) and not isinstance(padding, bool) and padding >= 0,
+            f"the padding of convolutional attention must be a whole number, not negative, but {padding!r} came",
+        )
         self.width, self.heads = width, heads
         self.query = nn.Conv2d(width, width, kernel, 1, kernel // 2, groups=width)
         self.key = nn.Conv2d(width, width, kernel, stride, padding, groups=width)
@@ -94,6 +104,12 @@ class ConvolutionalAttention(nn.Module):
         Explained in chapter 8, *The convolutional transformer* (chapters/cvt.ipynb).
         """
         require_real("u in convolutional attention", u, least_dims=3, like=self.Q.weight)
+        size = pair("the grid of tokens", size)
+        kernel, padding = self.key.kernel_size[0], self.key.padding[0]
+        require(
+            min(size) + 2 * padding >= kernel,
+            f"the grid of tokens, {size}, is too small for a kernel of side {kernel} with padding {padding}",
+        )
         extra = u.shape[-2] - size[0] * size[1]
         require(
             u.dim() == 3 and u.shape[-1] == self.width and extra in (0, 1),

@@ -33,6 +33,10 @@ class ConvolutionalLayer(nn.Module):
 
     def __init__(self, attention: ConvolutionalAttention, hidden: int, eps: float = 1e-5) -> None:
         super().__init__()
+        require(
+            isinstance(attention, ConvolutionalAttention),
+            f"a convolutional layer needs a ConvolutionalAttention, but a {type(attention).__name__} came",
+        )
         width = attention.width
         self.attention = attention
         self.feed_forward = FeedForward(width, hidden, gelu)
@@ -62,7 +66,8 @@ class Stage(nn.Module):
 
     Called with (image, dt=1, steps=1), image (B, channels, H, W); returns the feature map (B, width,
     h, w) and the class point (B, 1, width), or None without one.
-    Errors: `ValueError` when a layer has another width, or the image is smaller than a patch.
+    Errors: `ValueError` when a layer has another width, or the image has other channels or is smaller
+    than a patch.
     Explained in chapter 8, *The convolutional transformer* (chapters/cvt.ipynb).
     """
 
@@ -74,6 +79,12 @@ class Stage(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        kinds = [type(layer).__name__ for layer in layers]
+        require(
+            isinstance(embedding, nn.Conv2d)
+            and all(isinstance(layer, ConvolutionalLayer) for layer in layers),
+            f"a stage needs a Conv2d and ConvolutionalLayers, but a {type(embedding).__name__} and {kinds} came",
+        )
         width, widths = embedding.out_channels, [layer.attention.width for layer in layers]
         require(
             len(widths) > 0 and set(widths) == {width},
@@ -98,6 +109,9 @@ class Stage(nn.Module):
         return u.mT.unflatten(-1, size), point if extra else None
 
     def _require_patches(self, image: Tensor) -> None:
+        W = self.embedding.weight
+        channels = W.shape[1] * self.embedding.groups
+        require_images("the image of a stage", image, channels, like=W)
         patch, padding = self.embedding.kernel_size, self.embedding.padding
         sides = [side + 2 * more for side, more in zip(image.shape[-2:], padding, strict=True)]
         require(
@@ -119,7 +133,13 @@ class ConvolutionalTransformer(nn.Module):
 
     def __init__(self, stages: Sequence[Stage], outputs: int | None = None) -> None:
         super().__init__()
-        require(len(stages) > 0, "a convolutional transformer needs at least one stage")
+        kinds = [type(stage).__name__ for stage in stages]
+        require(
+            len(stages) > 0 and all(isinstance(stage, Stage) for stage in stages),
+            f"a convolutional transformer needs at least one Stage and nothing else, but {kinds} came",
+        )
+        if outputs is not None:
+            require_count("the number of outputs", outputs)
         self.stages = nn.ModuleList(stages)
         width = stages[-1].embedding.out_channels
         self.norm = None if outputs is None else Normalisation(width)
@@ -150,11 +170,14 @@ class ConvolutionalTransformer(nn.Module):
         return image, point
 
     def read_out(self, image: Tensor, point: Tensor | None) -> Tensor:
-        """Post-processing: the class point or, without one, the mean over Ωx; normalised, then the linear head.
+        """Post-processing: u at the class point or, without one, its mean over Ωx; with a head, u is first normalised.
 
         Shapes: what the model returns; gives (B, outputs), or (B, width) without a head.
+        Errors: `ValueError` when the feature map does not fit.
         Explained in chapter 8, *The convolutional transformer* (chapters/cvt.ipynb).
         """
+        W = self.stages[-1].embedding.weight
+        require_images("the feature map to be read out", image, len(W), like=W)
         u = image.flatten(2).mT if point is None else point
         return u.mean(1) if self.head is None else self.head(self.norm(u).mean(1))
 

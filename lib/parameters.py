@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from lib.checks import require
+from lib.checks import is_finite, require
 from lib.projection import Normalisation, project_nonnegative
 
 
@@ -33,7 +34,14 @@ def require_kind(name: str, module: object, kind: str) -> None:
 
 
 def copy_linear(ours: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
-    """Copy weight and bias into a linear map or a convolution; bias None (bias=False) is a bias of zero."""
+    """Copy weight and bias into a linear map or a convolution; bias None (bias=False) is a bias of zero.
+
+    Errors: `ValueError` when the weight has another shape.
+    """
+    require(
+        weight.shape == ours.weight.shape,
+        f"the weight of a linear map must have shape {tuple(ours.weight.shape)}, but {tuple(weight.shape)} came",
+    )
     with torch.no_grad():
         ours.weight.copy_(weight)
         ours.bias.copy_(torch.zeros_like(ours.bias) if bias is None else bias)
@@ -71,8 +79,14 @@ def write(module: nn.Module, path: str | Path, dtype: torch.dtype = torch.float1
     """Write the parameters of a module to a safetensors file and return its SHA-256.
 
     They are rounded to `dtype`; what is said about the file must be measured after reading it back.
+    Errors: `ValueError` when a parameter is not finite, or too large for `dtype`.
     """
     rounded = {name: values.to(dtype).contiguous() for name, values in module.state_dict().items()}
+    for name, values in rounded.items():
+        require(
+            is_finite(values),
+            f"the parameter {name} must be finite in {dtype}, but NaN or infinity came; write it in torch.float32",
+        )
     content = save(rounded)
     Path(path).write_bytes(content)
     return hashlib.sha256(content).hexdigest()
@@ -81,8 +95,8 @@ def write(module: nn.Module, path: str | Path, dtype: torch.dtype = torch.float1
 def read(module: nn.Module, path: str | Path, sha256: str) -> None:
     """Fill a module with the parameters of a safetensors file, in the precision of the module.
 
-    Errors: `ValueError` when the file is missing, its SHA-256 is another one, or a name or shape in
-    it is not one of the module's.
+    Errors: `ValueError` when the file is missing, its SHA-256 is another one, it is no safetensors
+    file, or a name or shape in it is not one of the module's.
     """
     path = Path(path)
     require(
@@ -95,7 +109,13 @@ def read(module: nn.Module, path: str | Path, sha256: str) -> None:
         f"the file of parameters {path.name} is damaged or another one: expected SHA-256 {sha256[:12]}…, "
         f"but {found[:12]}… came; `git checkout` brings it back",
     )
-    fill(module, load(content), path.name)
+    try:
+        values = load(content)
+    except SafetensorError as error:
+        raise ValueError(
+            f"the file of parameters {path.name} must be a safetensors file, but: {error}"
+        ) from None
+    fill(module, values, path.name)
 
 
 def fill(module: nn.Module, values: dict[str, Tensor], name: str) -> None:

@@ -6,12 +6,13 @@ any grid. Whether what is read there means anything is a question of its frequen
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import grid_sample
 
-from lib.checks import require, require_count, require_number, require_real, require_weights
+from lib.checks import require, require_count, require_number, require_real
 
 
 def centres(pixels: tuple[int, int], patch: tuple[int, int], stride: tuple[int, int]) -> Tensor:
@@ -20,10 +21,15 @@ def centres(pixels: tuple[int, int], patch: tuple[int, int], stride: tuple[int, 
         x_i = (patch/2 + i · stride)/pixels,    i = 0, ..., (pixels − patch)/stride
 
     Shapes: returns (n_1, n_2, 2), float64. Units: fractions of the image's height and width.
-    Errors: `ValueError` when a stride does not divide what is left beside one patch: some pixels
-    would belong to no patch.
+    Errors: `ValueError` when a stride does not divide what is left beside one patch (some pixels
+    would belong to no patch), or a side is not a positive whole number.
     Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
     """
+    pixels, patch, stride = (
+        pair("an image", pixels),
+        pair("a patch", patch),
+        pair("a stride", stride),
+    )
     axes = []
     for side, long, step in zip(pixels, patch, stride, strict=True):
         require(
@@ -43,7 +49,8 @@ def waves(x: Tensor, frequencies: Tensor) -> Tensor:
 
     Shapes: x (..., 2), frequencies (F,) in periods per side of the image; returns (..., 4F).
     Dimensionless.
-    Errors: `ValueError` when a number is not finite or x does not have two coordinates.
+    Errors: `ValueError` when a number is not finite, x does not have two coordinates, or there is no
+    frequency.
     Source: A. Vaswani et al., *Attention Is All You Need*, arXiv 1706.03762, section 3.5, with
     frequencies and coordinates of our choice.
     Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
@@ -51,8 +58,8 @@ def waves(x: Tensor, frequencies: Tensor) -> Tensor:
     require_real("the positions x", x)
     require_real("the frequencies of positions", frequencies, like=x)
     require(
-        x.shape[-1] == 2 and frequencies.dim() == 1,
-        "positions need points (..., 2) and frequencies (F,), but shapes "
+        x.shape[-1] == 2 and frequencies.dim() == 1 and len(frequencies) > 0,
+        "positions need points (..., 2) and frequencies (F,), at least one, but shapes "
         f"{tuple(x.shape)} and {tuple(frequencies.shape)} came",
     )
     angles = 2 * torch.pi * (x[..., None] * frequencies).flatten(-2)  # (..., 2F)
@@ -68,8 +75,13 @@ class Waves(nn.Module):
 
     def __init__(self, width: int, frequencies: Sequence[float]) -> None:
         super().__init__()
+        require_count("the width of positions", width)
         frequencies = torch.as_tensor(frequencies, dtype=torch.get_default_dtype())
         require_real("the frequencies of positions", frequencies)
+        require(
+            frequencies.dim() == 1 and len(frequencies) > 0,
+            f"positions need a list of frequencies, at least one, but shape {tuple(frequencies.shape)} came",
+        )
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.W = nn.Linear(4 * len(frequencies), width, bias=False)
 
@@ -83,17 +95,23 @@ class Table(nn.Module):
     The table's own nodes are the centres of n_1 × n_2 equal cells. Called with points x (m_1, m_2,
     2), returns (m_1, m_2, width): at its own nodes the table itself, elsewhere its bicubic
     interpolation, continued as constant beyond the outer nodes.
+    Errors: `ValueError` when the points are not finite or of another shape.
     Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
     """
 
     def __init__(self, width: int, grid: tuple[int, int]) -> None:
         super().__init__()
-        for count in grid:
-            require_count("the size of a grid of positions", count)
+        require_count("the width of positions", width)
+        grid = pair("a grid of positions", grid)
         self.values = nn.Parameter(0.02 * torch.randn(*grid, width))
         self.register_buffer("nodes", centres(grid, (1, 1), (1, 1)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        require_real("the positions x", x)
+        require(
+            x.dim() == 3 and x.shape[-1] == 2 and x.numel() > 0,
+            f"a table of positions needs points (n_1, n_2, 2), but shape {tuple(x.shape)} came",
+        )
         if x.shape == self.nodes.shape and torch.allclose(x.to(self.nodes), self.nodes):
             return self.values
         points = (2 * x.to(self.values) - 1).flip(-1)  # grid_sample wants [-1, 1], rightwards first
@@ -110,20 +128,24 @@ def quadrature(tokens: int, measure: float) -> Tensor:
     Unit cells let the measure of Ωx grow with the number of tokens, so that the class point loses
     its share of attention on a finer grid. These weights keep it.
     Shapes: returns (1 + tokens,), float64. `measure` is |Ωx|: the number of tokens in training.
+    Errors: `ValueError` when there is no token or the measure is not positive.
     Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
     """
     require_count("the number of tokens", tokens)
     require_number("the measure of Ωx", measure)
+    require(measure > 0, f"the measure of Ωx must be positive, but {measure:g} came")
     weights = torch.full((1 + tokens,), measure / tokens, dtype=torch.float64)
     weights[0] = 1.0
-    require_weights("the weights beside a class point", weights)
     return weights
 
 
 def pair(name: str, size: int | Sequence[int]) -> tuple[int, int]:
     """Height and width in pixels, from a pair or from one number for both."""
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    require(len(sides) == 2, f"{name} needs one number or two, but {size!r} came")
+    sides = (size, size) if isinstance(size, Integral) else size
+    require(
+        isinstance(sides, Sequence) and len(sides) == 2,
+        f"{name} needs one whole number or two, but {size!r} came",
+    )
     for side in sides:
         require_count(f"the side of {name}", side)
-    return sides
+    return tuple(sides)

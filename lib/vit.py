@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from lib.checks import require_images
+from lib.checks import require, require_count, require_images, require_width
 from lib.encoder import Encoder, EncoderLayer
 from lib.parameters import copied_activation, copied_normalisation, copy_linear, require_kind
 from lib.positions import Table, centres, pair
@@ -47,6 +47,14 @@ class VisionTransformer(nn.Module):
         activation: Callable[[Tensor], Tensor] = nn.Identity(),  # noqa: B008 - it has no state
     ) -> None:
         super().__init__()
+        require(
+            isinstance(encoder, Encoder) and isinstance(positions, nn.Module),
+            "a vision transformer needs an Encoder and a module of positions, but a "
+            f"{type(encoder).__name__} and a {type(positions).__name__} came",
+        )
+        require_count("the number of channels", channels)
+        if outputs is not None:
+            require_count("the number of outputs", outputs)
         self.patch, self.width = pair("a patch", patch), encoder.layers[0].width
         self.encoder, self.positions = encoder, positions
         self.embedding = nn.Conv2d(channels, self.width, self.patch, self.patch)
@@ -60,7 +68,7 @@ class VisionTransformer(nn.Module):
 
         The pooler, where there is one, becomes `read_out`. The position of the class token is added
         to the class point, which is what the sum of the two is.
-        Errors: `ValueError` for another kind of module.
+        Errors: `ValueError` for another kind of module, or heads that together are not as wide as u.
         Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
         """
         require_kind("the model", model, "transformers.ViTModel")
@@ -101,8 +109,13 @@ class VisionTransformer(nn.Module):
         require_images("the images", images, channels=W.shape[1], like=W)
         stride = self.patch if stride is None else pair("a stride", stride)
         x = centres(tuple(images.shape[-2:]), self.patch, stride)
-        u = conv2d(images, W, self.embedding.bias, stride)  # (B, width, n_1, n_2)
-        u = (u.permute(0, 2, 3, 1) + self.positions(x)).flatten(1, 2)  # (B, N, width)
+        u = conv2d(images, W, self.embedding.bias, stride).permute(0, 2, 3, 1)
+        p = self.positions(x)  # (n_1, n_2, width), one for all images u (B, n_1, n_2, width)
+        require(
+            p.shape == u.shape[1:],
+            f"positions must have shape {tuple(u.shape[1:])}, but {tuple(p.shape)} came",
+        )
+        u = (u + p).flatten(1, 2)  # (B, N, width)
         if self.class_point is None:
             return u
         return torch.cat([self.class_point.expand(len(u), 1, -1), u], dim=1)
@@ -121,8 +134,10 @@ class VisionTransformer(nn.Module):
         """Post-processing: u at the class point or, without one, its mean over Ωx; then the linear head.
 
         Shapes: u as returned by the model; returns (B, outputs), or (B, width) without a head.
+        Errors: `ValueError` when u is not finite or of another width.
         Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
         """
+        require_width("u to be read out", u, self.width, like=self.embedding.weight)
         pooled = u.mean(-2) if self.class_point is None else u[..., 0, :]
         return pooled if self.head is None else self.activation(self.head(pooled))
 
@@ -130,6 +145,11 @@ class VisionTransformer(nn.Module):
 def _layer(layer: nn.Module, config) -> EncoderLayer:
     """One layer of a `transformers.ViTModel` as one of the book."""
     attention, mlp = layer.attention, layer.mlp
+    require(
+        attention.num_attention_heads * attention.head_dim == config.hidden_size,
+        f"the heads must together be as wide as u, {config.hidden_size}, but {attention.num_attention_heads} heads "
+        f"of width {attention.head_dim} came",
+    )
     ours = EncoderLayer(
         config.hidden_size,
         attention.num_attention_heads,
