@@ -11,6 +11,7 @@ another processor may round in another way, and the weights then differ in their
 
 import csv
 import hashlib
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -69,6 +70,8 @@ def make(name: str, seed: int) -> None:
         model, loss, examples, optimiser, schedule,
         epochs=EPOCHS, batch=BATCH, seed=seed, checkpoint=checkpoint, label=f"{name} {seed}",
     )  # fmt: skip
+    if int(os.environ.get("RANK", "0")) > 0:  # under torchrun one process writes for all
+        return
     WEIGHTS.mkdir(exist_ok=True)
     parameters.write(model, weights_file(name, seed))
     checkpoint.unlink()
@@ -86,7 +89,7 @@ def ways(name: str) -> list[dict]:
     """The ways to read one network: other grids, other steps, shifted images."""
     usual = {"stride": 4, "steps": 1, "weights": "unit", "shift": 0}
     shifts = [{"shift": shift} for shift in SHIFTS[1:]]
-    if name == "cvt":
+    if name in ("cvt", "keys"):
         return [usual, *(usual | way for way in shifts), *(usual | {"steps": n} for n in STEPS[1:])]
     grids = [usual | {"stride": stride} for stride in STRIDES]
     if name == "point":
@@ -108,7 +111,7 @@ def measure_one(name: str, seed: int, way: dict) -> int:
     model = trained(name, seed)
     images, labels = unseen()
     how = {"steps": way["steps"], "dt": 1 / way["steps"]}
-    if name != "cvt":
+    if name not in ("cvt", "keys"):
         how["stride"] = way["stride"]
     if way["weights"] == "kept":
         tokens = ((28 - 4) // way["stride"] + 1) ** 2

@@ -24,6 +24,7 @@ def require_kind(name: str, module: object, kind: str) -> None:
 
     A subclass is refused: it may compute something else with the same parameters. Compared by name,
     so that a library that nobody uses need not be installed.
+    Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
     """
     library, _, cls = kind.rpartition(".")
     came = type(module)
@@ -37,6 +38,7 @@ def copy_linear(ours: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
     """Copy weight and bias into a linear map or a convolution; bias None (bias=False) is a bias of zero.
 
     Errors: `ValueError` when the weight has another shape.
+    Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
     """
     require(
         weight.shape == ours.weight.shape,
@@ -80,6 +82,7 @@ def write(module: nn.Module, path: str | Path, dtype: torch.dtype = torch.float1
 
     They are rounded to `dtype`; what is said about the file must be measured after reading it back.
     Errors: `ValueError` when a parameter is not finite, or too large for `dtype`.
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
     """
     rounded = {name: values.to(dtype).contiguous() for name, values in module.state_dict().items()}
     for name, values in rounded.items():
@@ -97,6 +100,7 @@ def read(module: nn.Module, path: str | Path, sha256: str) -> None:
 
     Errors: `ValueError` when the file is missing, its SHA-256 is another one, it is no safetensors
     file, or a name or shape in it is not one of the module's.
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
     """
     path = Path(path)
     require(
@@ -119,7 +123,11 @@ def read(module: nn.Module, path: str | Path, sha256: str) -> None:
 
 
 def fill(module: nn.Module, values: dict[str, Tensor], name: str) -> None:
-    """Copy named tensors into a module that must have exactly these names and shapes."""
+    """Copy named tensors into a module that must have exactly these names and shapes.
+
+    Errors: `ValueError` that names what differs.
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
+    """
     own = module.state_dict()
     wanted = {key: tuple(part.shape) for key, part in own.items()}
     came = {key: tuple(part.shape) for key, part in values.items()}

@@ -140,7 +140,10 @@ def quadrature(tokens: int, measure: float) -> Tensor:
 
 
 def pair(name: str, size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width in pixels, from a pair or from one number for both."""
+    """Height and width in pixels, from a pair or from one number for both.
+
+    Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
+    """
     sides = (size, size) if isinstance(size, Integral) else size
     require(
         isinstance(sides, Sequence) and len(sides) == 2,

@@ -40,11 +40,11 @@ def _vit(
     return VisionTransformer(4, encoder, positions(width), class_point=class_point, outputs=10)
 
 
-def _cvt() -> ConvolutionalTransformer:
+def _cvt(stride: int = 2) -> ConvolutionalTransformer:
     def stage(channels: int, width: int, heads: int, depth: int, patch: int) -> Stage:
         sample = nn.Conv2d(channels, width, patch, stride=2, padding=patch // 2)
         layers = [
-            ConvolutionalLayer(ConvolutionalAttention(width, heads), 2 * width)
+            ConvolutionalLayer(ConvolutionalAttention(width, heads, stride=stride), 2 * width)
             for _ in range(depth)
         ]
         return Stage(sample, layers)
@@ -52,17 +52,20 @@ def _cvt() -> ConvolutionalTransformer:
     return ConvolutionalTransformer([stage(1, 24, 2, 1, 5), stage(24, 48, 4, 3, 3)], outputs=10)
 
 
-# What each network is, and how it was trained.
+def _banded(width: int) -> Waves:
+    return Waves(width, BAND)
+
+
+# What each network is, and how it was trained: on 49 tokens and one step a layer, if nothing is said.
 NETWORKS = {
-    "waves": lambda: _vit(lambda width: Waves(width, BAND)),  # on 49 tokens, one step a layer
-    "octaves": lambda: _vit(lambda width: Waves(width, OCTAVES)),  # the same, other frequencies
-    "table": lambda: _vit(lambda width: Table(width, (7, 7))),  # the same, positions in a table
-    "point": lambda: _vit(lambda width: Waves(width, BAND), class_point=True),  # with a class point
-    "grids": lambda: _vit(lambda width: Waves(width, BAND)),  # on 49, 81 or 169 tokens at random
-    "steps": lambda: _vit(
-        lambda width: Waves(width, BAND)
-    ),  # with 1, 2 or 3 steps a layer at random
-    "cvt": _cvt,  # convolutional: 196 tokens, then 49
+    "waves": lambda: _vit(_banded),
+    "octaves": lambda: _vit(lambda width: Waves(width, OCTAVES)),
+    "table": lambda: _vit(lambda width: Table(width, (7, 7))),
+    "point": lambda: _vit(_banded, class_point=True),
+    "grids": lambda: _vit(_banded),  # on 49, 81 or 169 tokens at random
+    "steps": lambda: _vit(_banded),  # with 1, 2 or 3 steps a layer at random
+    "cvt": _cvt,  # convolutional: 196 tokens, then 49, keys at every second one of each axis
+    "keys": lambda: _cvt(stride=1),  # the same with keys at every token
 }
 
 

@@ -341,7 +341,9 @@ def test_text_is_stored_and_pictures_and_widgets_are_not(notebook):
 
     stored = nbformat.read(path, as_version=4)
     assert stored.metadata == {
-        "kernelspec": chapters.KERNEL, "language_info": chapters.LANGUAGE, "title": "kept"
+        "kernelspec": chapters.KERNEL,
+        "language_info": chapters.LANGUAGE,
+        "title": "kept",
     }
     assert chapters.execute(path) is False
     assert path.read_bytes() == first

@@ -8,9 +8,12 @@ import torch
 from torch import nn
 
 from lib.attention import SelfAttention, attend, causal, kernel
+from lib.convolution import ConvolutionalAttention, local_integral
+from lib.cvt import ConvolutionalLayer, ConvolutionalTransformer, Stage
 from lib.domain import Domain, integral_map
 from lib.encoder import Encoder, EncoderLayer
 from lib.feedforward import FeedForward, feed_forward
+from lib.positions import Table, Waves, centres, pair, quadrature, waves
 from lib.projection import (
     Normalisation,
     project_mean_square,
@@ -19,6 +22,7 @@ from lib.projection import (
     tangent,
 )
 from lib.splitting import constrained, euler, evolve, lie, midpoint, relax, rk4, strang
+from lib.vit import VisionTransformer
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -796,3 +800,282 @@ def test_after_an_error_the_checks_are_still_on():
     assert_refused(lambda: layer(u, zeros(5)), "row of attention")
     assert_refused(lambda: layer(u * nan), "u in an encoder layer … finite")
     assert_refused(lambda: attend(Q * nan, K, V), "queries Q … finite")
+
+
+# ---- positions -----------------------------------------------------------------------------------
+
+points, table = centres((3, 5), (1, 1), (1, 1)), Table(4, (3, 5)).double()
+POSITIONS = (
+    with_values(lambda x: waves(x, ones(2)), ones(3, 2), "positions x")
+    | with_values(lambda f: waves(ones(3, 2), f), ones(2), "frequencies of positions")
+    | with_values(table, ones(3, 5, 2), "positions x")
+    | {
+        "left-over": (
+            lambda: centres((14, 12), (4, 4), (4, 4)),
+            "patches must fill the image … patch 4 and stride 4 … 14 came … crop or pad",
+        ),
+        "left-over-columns": (
+            lambda: centres((12, 14), (4, 4), (4, 3)),
+            "patches must fill the image … stride 3 … 14 came",
+        ),
+        "image-smaller": (lambda: centres((3, 8), (4, 4), (4, 4)), "patches must fill … 3 came"),
+        "no-stride": (lambda: centres((8, 8), (4, 4), (0, 4)), "stride … at least 1 … 0 came"),
+        "no-patch": (lambda: centres((8, 8), (0, 4), (4, 4)), "patch … at least 1 … 0 came"),
+        "half-a-pixel": (
+            lambda: centres((8.5, 8), (4, 4), (4, 4)),
+            r"side of an image … whole number … 8\.5 came",
+        ),
+        "backwards": (lambda: centres((8, 8), (4, 4), (-4, 4)), "stride … at least 1 … -4 came"),
+        "three-sides": (
+            lambda: centres((8, 8, 8), (4, 4), (4, 4)),
+            r"image … one whole number or two … \(8, 8, 8\) came",
+        ),
+        "pair-of-three": (lambda: pair("a patch", [1, 2, 3]), "a patch needs one whole number"),
+        "pair-of-none": (lambda: pair("a patch", None), "a patch needs … None came"),
+        "pair-half": (lambda: pair("a patch", 2.5), r"a patch needs … 2\.5 came"),
+        "pair-text": (lambda: pair("a patch", "ab"), "side of a patch … 'a' came"),
+        "pair-boolean": (lambda: pair("a patch", True), "side of a patch … True came"),
+        "pair-zero": (lambda: pair("a patch", 0), "side of a patch … at least 1 … 0 came"),
+        "one-coordinate": (
+            lambda: waves(ones(3, 1), ones(2)),
+            r"positions need points \(\.\.\., 2\) … \(3, 1\)",
+        ),
+        "three-coordinates": (lambda: waves(ones(3), ones(2)), r"positions need … \(3,\)"),
+        "frequency-matrix": (
+            lambda: waves(ones(3, 2), ones(2, 1)),
+            r"frequencies \(F,\) … \(2, 1\)",
+        ),
+        "no-frequencies": (lambda: waves(ones(3, 2), ones(0)), r"at least one … \(0,\)"),
+        "waves-precision": (
+            lambda: waves(ones(3, 2), ones(2).float()),
+            "frequencies of positions … precision … float32",
+        ),
+        "learned-none": (lambda: Waves(4, []), r"list of frequencies, at least one … \(0,\)"),
+        "learned-number": (lambda: Waves(4, 3.0), "frequencies of positions … dimension"),
+        "learned-nan": (lambda: Waves(4, [1, nan]), "frequencies of positions … finite"),
+        "learned-matrix": (lambda: Waves(4, [[1.0], [2.0]]), r"list of frequencies … \(2, 1\)"),
+        "learned-no-width": (lambda: Waves(0, [1]), "width of positions … at least 1 … 0 came"),
+        "learned-coordinates": (lambda: Waves(4, [1])(ones(3, 5, 3)), r"points … \(3, 5, 3\)"),
+        "learned-nowhere": (lambda: Waves(4, [1])(points * nan), "positions x … finite"),
+        "table-no-width": (lambda: Table(0, (3, 5)), "width of positions … at least 1 … 0 came"),
+        "table-no-nodes": (
+            lambda: Table(4, (3, 0)),
+            "side of a grid of positions … at least 1 … 0 came",
+        ),
+        "table-3-sides": (lambda: Table(4, (3, 5, 2)), r"grid of positions … \(3, 5, 2\) came"),
+        "table-flat": (lambda: table(points.flatten(0, 1)), r"\(n_1, n_2, 2\) … \(15, 2\) came"),
+        "table-batch": (lambda: table(points[None]), r"\(n_1, n_2, 2\) … \(1, 3, 5, 2\) came"),
+        "table-coordinates": (lambda: table(ones(3, 5, 3)), r"\(n_1, n_2, 2\) … \(3, 5, 3\)"),
+        "table-nothing": (lambda: table(ones(0, 5, 2)), r"\(n_1, n_2, 2\) … \(0, 5, 2\)"),
+        "no-tokens": (lambda: quadrature(0, 49), "number of tokens … at least 1 … 0 came"),
+        "half-a-token": (lambda: quadrature(2.5, 49), r"number of tokens … 2\.5 came"),
+        "measure-zero": (lambda: quadrature(4, 0), "measure of Ωx … positive … 0 came"),
+        "measure-negative": (lambda: quadrature(4, -1.0), "measure of Ωx … positive … -1 came"),
+        "measure-nan": (lambda: quadrature(4, nan), "measure of Ωx … finite … nan came"),
+        "measure-text": (lambda: quadrature(4, "a"), "measure of Ωx … number … 'a' came"),
+    }
+)
+
+
+@cases(POSITIONS)
+def test_positions(call, words):
+    assert_refused(call, words)
+
+
+# ---- the vision transformer ----------------------------------------------------------------------
+
+
+def vit(positions=None, **options):
+    encoder = Encoder([EncoderLayer(4, 2, 6, True)])
+    return VisionTransformer(4, encoder, positions or Waves(4, [1]), **options).double()
+
+
+class Elsewhere(nn.Module):
+    """Positions of another shape, which would broadcast."""
+
+    def forward(self, x):
+        return ones(1, 1, 4)
+
+
+picture, see = ones(2, 1, 8, 12), vit()
+VIT = with_values(see, picture, "the images") | {
+    "channels": (lambda: see(ones(2, 3, 8, 12)), r"\(B, 1, height, width\) … \(2, 3, 8, 12\) came"),
+    "no-channels": (lambda: see(ones(8, 12)), r"\(8, 12\) came … \[None, None\]"),
+    "no-images": (lambda: see(ones(0, 1, 8, 12)), r"images … \(0, 1, 8, 12\) came"),
+    "no-pixels": (lambda: see(ones(2, 1, 0, 12)), r"images … \(2, 1, 0, 12\) came"),
+    "precision": (lambda: see(picture.float()), "images … precision … float32"),
+    "left-over": (lambda: see(ones(2, 1, 8, 13)), "patches must fill the image … 13 came"),
+    "smaller": (lambda: see(ones(2, 1, 3, 12)), "patches must fill the image … 3 came"),
+    "stride": (lambda: see(picture, stride=3), "patches must fill the image … stride 3 … 8 came"),
+    "no-stride": (lambda: see(picture, stride=0), "side of a stride … at least 1 … 0 came"),
+    "half-a-stride": (lambda: see(picture, stride=0.5), r"stride … 0\.5 came"),
+    "dt": (lambda: see(picture, dt=0.0), "time step dt … positive"),
+    "steps": (lambda: see(picture, steps=0), "number of steps … at least 1"),
+    "weights": (lambda: see(picture, ones(7)), r"attention weights … \(6,\) … \(7,\) came"),
+    "weights-of-the-class-point": (
+        lambda: vit(class_point=True)(picture, ones(6)),
+        r"attention weights … \(7,\) … \(6,\) came",
+    ),
+    "positions-of-another-width": (
+        lambda: vit(Waves(1, [1]))(picture),
+        r"positions must have shape \(2, 3, 4\) … \(2, 3, 1\) came",
+    ),
+    "positions-elsewhere": (lambda: vit(Elsewhere())(picture), r"positions … \(1, 1, 4\) came"),
+    "no-encoder": (
+        lambda: VisionTransformer(4, nn.Linear(4, 4), Waves(4, [1])),
+        "Encoder … Linear … Waves came",
+    ),
+    "no-positions": (
+        lambda: VisionTransformer(4, Encoder([EncoderLayer(4, 2, 6)]), None),
+        "module of positions … NoneType came",
+    ),
+    "no-patch": (
+        lambda: VisionTransformer(0, Encoder([EncoderLayer(4, 2, 6)]), Waves(4, [1])),
+        "side of a patch … at least 1 … 0 came",
+    ),
+    "zero-channels": (lambda: vit(channels=0), "number of channels … at least 1 … 0 came"),
+    "zero-outputs": (lambda: vit(outputs=0), "number of outputs … at least 1 … 0 came"),
+    "read-out-width": (lambda: see.read_out(ones(2, 6, 3)), r"u to be read out … \(2, 6, 3\)"),
+    "read-out-flat": (lambda: see.read_out(ones(4)), r"u to be read out … dimension … \(4,\)"),
+    "read-out-nan": (lambda: see.read_out(nan * ones(2, 6, 4)), "u to be read out … finite"),
+}
+
+
+@cases(VIT)
+def test_vision_transformer(call, words):
+    assert_refused(call, words)
+
+
+# ---- local integrals and the convolutional transformer -------------------------------------------
+
+field, window = ones(5, 6, 2), ones(3, 3, 2)
+LOCAL = (
+    with_values(lambda u: local_integral(u, window), field, "function u in a local integral")
+    | with_values(lambda k: local_integral(field, k), window, "kernel k of a local integral")
+    | {
+        "one-dimension": (lambda: local_integral(ones(5, 2), window), r"least 3 dim … \(5, 2\)"),
+        "features": (
+            lambda: local_integral(field, ones(3, 3, 1)),
+            r"u \(\.\.\., h, w, d\) … \(5, 6, 2\) and \(3, 3, 1\)",
+        ),
+        "no-features": (lambda: local_integral(ones(5, 6, 0), ones(3, 3, 0)), r"\(5, 6, 0\)"),
+        "even": (lambda: local_integral(field, ones(2, 3, 2)), r"a and b odd … \(2, 3, 2\)"),
+        "even-columns": (lambda: local_integral(field, ones(3, 4, 2)), r"odd … \(3, 4, 2\)"),
+        "no-window": (lambda: local_integral(field, ones(0, 0, 2)), r"odd … \(0, 0, 2\)"),
+        "kernel-flat": (lambda: local_integral(field, ones(3, 2)), r"\(a, b, d\) … \(3, 2\)"),
+        "kernel-4-dims": (lambda: local_integral(field, ones(1, 3, 3, 2)), r"\(1, 3, 3, 2\)"),
+        "nothing": (lambda: local_integral(ones(0, 6, 2), window), r"one node … \(0, 6, 2\)"),
+        "empty-batch": (lambda: local_integral(ones(0, 5, 6, 2), window), "at least one node"),
+        "precision": (lambda: local_integral(field, window.float()), "kernel k … precision"),
+        "no-area": (lambda: local_integral(field, window, 0.0), "area of a cell … positive"),
+        "area-negative": (lambda: local_integral(field, window, -1.0), "area … positive … -1"),
+        "area-nan": (lambda: local_integral(field, window, nan), "area of a cell … finite"),
+        "no-stride": (lambda: local_integral(field, window, 1.0, 0), "stride … at least 1 … 0"),
+        "half-a-stride": (lambda: local_integral(field, window, 1.0, 0.5), r"stride … 0\.5 came"),
+        "overflow": (
+            lambda: local_integral(1e300 * field, 1e300 * window),
+            "result of a local integral … finite",
+        ),
+    }
+)
+
+A4, u12 = ConvolutionalAttention(4, 2).double(), ones(2, 12, 4)
+convolutional = ConvolutionalLayer(A4, 6).double()
+sampling = nn.Conv2d(1, 4, 3, 2, 1).double()
+stage = Stage(sampling, [convolutional])
+walk = ConvolutionalTransformer([stage], outputs=5).double()
+CVT = (
+    with_values(lambda u: A4(u, (3, 4)), u12, "u in convolutional attention")
+    | with_values(walk, picture, "the images")
+    | with_values(stage, picture, "the image of a stage")
+    | {
+        "heads": (lambda: ConvolutionalAttention(4, 3), "width 4 … divisible by the 3 heads"),
+        "no-heads": (lambda: ConvolutionalAttention(4, 0), "number of heads … at least 1 … 0 came"),
+        "no-width": (lambda: ConvolutionalAttention(0, 1), "width … at least 1 … 0 came"),
+        "even-kernel": (lambda: ConvolutionalAttention(4, 2, 2), "have a middle … 2 came"),
+        "no-kernel": (lambda: ConvolutionalAttention(4, 2, 0), "kernel … at least 1 … 0 came"),
+        "no-stride": (lambda: ConvolutionalAttention(4, 2, stride=0), "stride … at least 1 … 0"),
+        "padding": (
+            lambda: ConvolutionalAttention(4, 2, padding=-1),
+            "padding … whole number, not negative … -1 came",
+        ),
+        "half-a-padding": (
+            lambda: ConvolutionalAttention(4, 2, padding=0.5),
+            r"padding … 0\.5 came",
+        ),
+        "width": (lambda: A4(ones(2, 12, 3), (3, 4)), r"\(B, 3·4 or one more, 4\) … \(2, 12, 3\)"),
+        "size": (lambda: A4(u12, (4, 4)), r"\(B, 4·4 or one more, 4\) … \(2, 12, 4\)"),
+        "two-points": (lambda: A4(ones(2, 14, 4), (3, 4)), r"or one more … \(2, 14, 4\)"),
+        "no-batch": (lambda: A4(ones(12, 4), (3, 4)), r"least 3 dim … \(12, 4\)"),
+        "two-batches": (lambda: A4(ones(1, 2, 12, 4), (3, 4)), r"\(1, 2, 12, 4\) came"),
+        "no-size": (lambda: A4(u12, None), "grid of tokens … None came"),
+        "size-zero": (lambda: A4(ones(2, 1, 4), (0, 4)), "grid of tokens … at least 1 … 0 came"),
+        "size-of-three": (lambda: A4(u12, (3, 4, 1)), r"grid of tokens … \(3, 4, 1\) came"),
+        "size-half": (lambda: A4(u12, (1.5, 8)), r"grid of tokens … 1\.5 came"),
+        "too-small": (
+            lambda: ConvolutionalAttention(4, 2, 5, 0).double()(ones(2, 12, 4), (3, 4)),
+            r"grid of tokens, \(3, 4\), is too small for a kernel of side 5 with padding 0",
+        ),
+        "precision": (lambda: A4(u12.float(), (3, 4)), "u in convolutional attention … precision"),
+        "layer-of-nothing": (lambda: ConvolutionalLayer(None, 6), "ConvolutionalAttention … None"),
+        "layer-of-another": (
+            lambda: ConvolutionalLayer(SelfAttention(4, 2), 6),
+            "ConvolutionalAttention … SelfAttention came",
+        ),
+        "no-hidden": (lambda: ConvolutionalLayer(A4, 0), "hidden width … at least 1 … 0 came"),
+        "dt": (lambda: convolutional(u12, (3, 4), 0.0), "time step dt … positive"),
+        "steps": (lambda: convolutional(u12, (3, 4), 1.0, 0), "number of steps … at least 1"),
+        "layer-nan": (lambda: convolutional(u12 * nan, (3, 4)), "finite"),
+        "stage-no-layers": (lambda: Stage(sampling, []), "at least one layer"),
+        "stage-widths": (
+            lambda: Stage(nn.Conv2d(1, 6, 3), [convolutional]),
+            r"stage of width 6 … widths \[4\] came",
+        ),
+        "stage-layers": (lambda: Stage(sampling, [nn.Linear(4, 4)]), r"Conv2d … \['Linear'\] came"),
+        "stage-embedding": (
+            lambda: Stage(nn.Linear(4, 4), [convolutional]),
+            "Conv2d … Linear and … came",
+        ),
+        "stage-channels": (lambda: stage(ones(2, 2, 8, 8)), r"image of a stage … \(2, 2, 8, 8\)"),
+        "stage-flat": (lambda: stage(ones(8, 8)), r"image of a stage … \(8, 8\) came"),
+        "no-stages": (lambda: ConvolutionalTransformer([]), "at least one Stage"),
+        "other-stages": (lambda: ConvolutionalTransformer([sampling]), "Stage … Conv2d"),
+        "no-outputs": (
+            lambda: ConvolutionalTransformer([stage], 0),
+            "outputs … at least 1 … 0 came",
+        ),
+        "stages-do-not-meet": (
+            lambda: ConvolutionalTransformer([stage, stage])(picture),
+            r"image of a stage … \(B, 1, height, width\) … \(2, 4, 4, 6\) came",
+        ),
+        "channels": (lambda: walk(ones(2, 3, 8, 12)), r"images … \(2, 3, 8, 12\) came"),
+        "no-images": (lambda: walk(ones(0, 1, 8, 12)), r"images … \(0, 1, 8, 12\) came"),
+        "smaller-than-a-patch": (
+            lambda: ConvolutionalTransformer(
+                [Stage(nn.Conv2d(1, 4, 7).double(), [convolutional]).double()]
+            )(ones(2, 1, 5, 9)),
+            r"at least as large as a patch of \(7, 7\) … \(5, 9\) came",
+        ),
+        "read-out": (
+            lambda: walk.read_out(ones(2, 3, 4, 6), None),
+            r"feature map … \(2, 3, 4, 6\)",
+        ),
+        "read-out-nan": (lambda: walk.read_out(nan * ones(2, 4, 4, 6), None), "finite"),
+    }
+)
+
+
+@cases({f"local-{name}": case for name, case in LOCAL.items()} | CVT)
+def test_convolutional_transformer(call, words):
+    assert_refused(call, words)
+
+
+@pytest.mark.parametrize("where", ["embedding.weight", "layers.0.attention.key.weight"])
+def test_a_parameter_of_a_network_that_is_nan_does_not_pass_silently(where):
+    broken = Stage(nn.Conv2d(1, 4, 3, 2, 1), [ConvolutionalLayer(ConvolutionalAttention(4, 2), 6)])
+    nn.init.constant_(broken.get_parameter(where), nan)
+    model = ConvolutionalTransformer([broken]).double()
+    assert_refused(lambda: model(picture), "feature map at the end … finite")
+    spoiled = vit()
+    nn.init.constant_(spoiled.embedding.weight, nan)
+    assert_refused(lambda: spoiled(picture), "finite")

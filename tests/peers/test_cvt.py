@@ -319,8 +319,8 @@ def test_a_wrong_convolutional_transformer_gives_other_numbers(model, spoil):
     assert_same(ours(images)[0], expected.last_hidden_state)
     spoil(ours)
     image, point = ours(images)
-    assert distance(image, expected.last_hidden_state) > 1e-9
-    assert distance(point, expected.cls_token_value) > 1e-9
+    assert distance(image, expected.last_hidden_state) > 1e-10  # a hundred times the tolerance
+    assert distance(point, expected.cls_token_value) > 1e-10
 
 
 def without_gain(norm):
