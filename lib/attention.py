@@ -26,6 +26,10 @@ from lib.checks import (
     require_width,
 )
 
+# With fewer keys than fit into one vector of the processor, torch's fused kernel returns 0 where the
+# scores are NaN or overflow: an error would become a plausible number. The plain formula keeps it.
+FEW = 16
+
 
 def kernel(
     Q: Tensor, K: Tensor, weights: Tensor | None = None, scale: float | None = None
@@ -64,7 +68,8 @@ def attend(
 
     Shapes: Q (..., N_q, d), K (..., N_k, d), V (..., N_k, d_v); weights (N_k,) or (..., N_q, N_k),
     None means unit cells, the weight 0 hides a node (and has gradient 0). Returns (..., N_q, d_v).
-    Dimensionless. `scale` is 1/√d unless given.
+    Dimensionless. `scale` is 1/√d unless given. (With fewer than 16 keys γ is a small array, and is
+    stored.)
     Second and forward-mode derivatives need torch's slower path:
     `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     Errors: `ValueError` for shapes that do not fit, negative or non-finite numbers, or a row that
@@ -194,6 +199,9 @@ class SelfAttention(nn.Module):
 
 def _stream(Q: Tensor, K: Tensor, V: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """One call of torch's fused kernel in the form that never stores γ: 4 dimensions, d = d_v."""
+    if K.shape[-2] < FEW:
+        scores = Q @ K.mT * scale
+        return torch.softmax(scores if bias is None else scores + bias, dim=-1) @ V
     d, d_v = Q.shape[-1], V.shape[-1]
     if d != d_v:  # columns of zeros change neither the scores nor the values that are kept
         Q, K, V = (pad(part, (0, max(d, d_v) - part.shape[-1])) for part in (Q, K, V))

@@ -1079,3 +1079,21 @@ def test_a_parameter_of_a_network_that_is_nan_does_not_pass_silently(where):
     spoiled = vit()
     nn.init.constant_(spoiled.embedding.weight, nan)
     assert_refused(lambda: spoiled(picture), "finite")
+
+
+@pytest.mark.parametrize("keys", range(1, 33))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scores_that_overflow_are_refused_for_any_number_of_keys(keys, dtype, weighted):
+    """torch's fused kernel alone returns zeros for them when the keys are few."""
+    large = torch.finfo(dtype).max ** 0.9
+    K = large * ones(2, keys, 4).to(dtype)
+    weights = ones(keys) if weighted else None
+    assert_refused(lambda: attend(K, K, K / large, weights), "attention scores … too large")
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 8, 15, 16, 33])
+def test_keys_of_a_network_that_are_nan_do_not_pass_silently(tokens):
+    broken = EncoderLayer(4, 2, 6).double()
+    nn.init.constant_(broken.attention.QKV.weight[4:8], nan)
+    assert_refused(lambda: broken(ones(3, tokens, 4)), "state u at the end … finite … NaN")
