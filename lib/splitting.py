@@ -90,7 +90,7 @@ def strang(flows: Sequence[Flow], u: Tensor, dt: float) -> Tensor:
 
         u ← Φ_1^{Δt/2} ∘ ... ∘ Φ_m^Δt ∘ ... ∘ Φ_1^{Δt/2} (u)
 
-    The order is 2 when every flow is itself of order 2 or better and its velocity is smooth. Shapes and errors as in `lie`.
+    The order is 2 when every flow is itself of order 2 or better and smooth. Shapes and errors as in `lie`.
     Source: G. Strang, *On the construction and comparison of difference schemes*, doi
     10.1137/0705041.
     Explained in chapter 5, *Operator splitting* (chapters/splitting.ipynb).
