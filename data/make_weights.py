@@ -13,7 +13,6 @@ import csv
 import hashlib
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -25,6 +24,8 @@ from lib import parameters
 from lib.datasets import digits
 from lib.positions import quadrature
 from lib.trained import (
+    CONVOLUTIONAL,
+    MEASURED,
     NETWORKS,
     SEEDS,
     TRAINED_ON,
@@ -40,8 +41,9 @@ from lib.training import train
 
 EPOCHS, BATCH, RATE = 20, 100, 3e-3
 STRIDES = (4, 3, 2, 1)  # 49, 81, 169 and 625 tokens
-STEPS = (1, 2, 3, 4, 8, 16)
-SHIFTS = (0, 1, 2, 3, 4)
+STEPS = (2, 3, 4, 8, 16)  # steps in a layer, besides one
+SHIFTS = (1, 2, 3, 4)  # pixels
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "_build" / "training"
 
 
 def drawn(name: str) -> dict:
@@ -65,7 +67,8 @@ def make(name: str, seed: int) -> None:
     model = untrained(name, seed)
     optimiser = AdamW(model.parameters(), lr=RATE, weight_decay=0.05)
     schedule = OneCycleLR(optimiser, RATE, total_steps=EPOCHS * (TRAINED_ON // BATCH))
-    checkpoint = Path(tempfile.gettempdir()) / f"book-{name}-{seed}.checkpoint"
+    CHECKPOINTS.mkdir(parents=True, exist_ok=True)
+    checkpoint = CHECKPOINTS / f"{name}-{seed}"
     train(
         model, loss, examples, optimiser, schedule,
         epochs=EPOCHS, batch=BATCH, seed=seed, checkpoint=checkpoint, label=f"{name} {seed}",
@@ -79,8 +82,8 @@ def make(name: str, seed: int) -> None:
 
 
 def write_sums() -> None:
-    """The SHA-256 of every file of parameters, in the form that `sha256sum --check` reads."""
-    files = sorted(WEIGHTS.glob("*.safetensors"))
+    """The SHA-256 of every file in data/weights, in the form that `sha256sum --check` reads."""
+    files = sorted([*WEIGHTS.glob("*.safetensors"), *WEIGHTS.glob("*.csv")])
     lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
     (WEIGHTS / "SHA256SUMS").write_text("".join(lines))
 
@@ -88,14 +91,14 @@ def write_sums() -> None:
 def ways(name: str) -> list[dict]:
     """The ways to read one network: other grids, other steps, shifted images."""
     usual = {"stride": 4, "steps": 1, "weights": "unit", "shift": 0}
-    shifts = [{"shift": shift} for shift in SHIFTS[1:]]
-    if name in ("cvt", "keys"):
-        return [usual, *(usual | way for way in shifts), *(usual | {"steps": n} for n in STEPS[1:])]
+    shifts = [usual | {"shift": shift} for shift in SHIFTS]
+    steps = [usual | {"steps": n} for n in STEPS]
+    if name in CONVOLUTIONAL:
+        return [usual, *shifts, *steps]
     grids = [usual | {"stride": stride} for stride in STRIDES]
     if name == "point":
-        return [*grids, *(grid | {"weights": "kept"} for grid in grids[1:])]
-    steps = [{"steps": n} for n in STEPS[1:]]
-    return grids + [usual | way for way in steps + shifts]
+        return grids + [grid | {"weights": "kept"} for grid in grids[1:]]
+    return grids + steps + shifts
 
 
 def shifted(images: torch.Tensor, shift: int) -> list[torch.Tensor]:
@@ -111,7 +114,7 @@ def measure_one(name: str, seed: int, way: dict) -> int:
     model = trained(name, seed)
     images, labels = unseen()
     how = {"steps": way["steps"], "dt": 1 / way["steps"]}
-    if name not in ("cvt", "keys"):
+    if name not in CONVOLUTIONAL:
         how["stride"] = way["stride"]
     if way["weights"] == "kept":
         tokens = ((28 - 4) // way["stride"] + 1) ** 2
@@ -133,10 +136,11 @@ def measure() -> None:
                     {"name": name, "seed": seed, **way, "correct": measure_one(name, seed, way)}
                 )
                 print(*rows[-1].values(), flush=True)
-    with open(WEIGHTS / "measured.csv", "w", newline="") as file:
+    with open(MEASURED, "w", newline="") as file:
         table = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
+    write_sums()
 
 
 def main(what: str, *seeds: str) -> None:

@@ -4,10 +4,12 @@ A wrong input must never become a NaN or a plausible wrong number, so each publi
 first. Every error names the concept, says what was expected and what came, and how to mend it.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Integral, Real
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -136,6 +138,18 @@ def require_count(name: str, count: int) -> None:
         isinstance(count, Integral) and not isinstance(count, bool) and count >= 1,
         f"{name} must be a whole number of at least 1, but {count!r} came",
     )
+
+
+def require_file(name: str, path: Path, sha256: str, mend: str) -> bytes:
+    """The bytes of a file, which must be the one with this SHA-256; `mend` says how to get it back."""
+    require(path.is_file(), f"{name} is missing (looked for {path}); {mend}")
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    require(
+        found == sha256,
+        f"{name} is damaged or another one: expected SHA-256 {sha256[:12]}…, but {found[:12]}… came; {mend}",
+    )
+    return content
 
 
 def require_callable(name: str, function: object) -> None:

@@ -4,12 +4,13 @@ Source and licence of each file are in data/README.md. A file is read only if it
 one written here, so a damaged or altered file gives an error and never a slightly wrong picture.
 """
 
-import hashlib
 import io
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from lib.checks import require_file
 
 FOLDER = Path(__file__).resolve().parent.parent / "data"
 
@@ -50,17 +51,7 @@ def digits():
 
 def _read(name):
     """Return the bytes of a data file, if it is the file that the book was written with."""
-    path = FOLDER / name
     mend = (
         f"get it back with `git checkout data/{name}`, or make it with `python data/make_data.py`"
     )
-    if not path.is_file():
-        raise ValueError(f"datasets: data/{name} is missing (looked in {FOLDER}); {mend}")
-    content = path.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    if found != SHA256[name]:
-        raise ValueError(
-            f"datasets: data/{name} is damaged: expected SHA-256 {SHA256[name][:12]}…, "
-            f"got {found[:12]}…; {mend}"
-        )
-    return content
+    return require_file(f"data/{name}", FOLDER / name, SHA256[name], mend)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from lib.checks import is_finite, require
+from lib.checks import is_finite, require, require_file
 from lib.projection import Normalisation, project_nonnegative
 
 
@@ -103,16 +103,8 @@ def read(module: nn.Module, path: str | Path, sha256: str) -> None:
     Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
     """
     path = Path(path)
-    require(
-        path.is_file(), f"the file of parameters {path} is missing; `git checkout` brings it back"
-    )
-    content = path.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    require(
-        found == sha256,
-        f"the file of parameters {path.name} is damaged or another one: expected SHA-256 {sha256[:12]}…, "
-        f"but {found[:12]}… came; `git checkout` brings it back",
-    )
+    mend = "`git checkout` brings it back"
+    content = require_file(f"the file of parameters {path.name}", path, sha256, mend)
     try:
         values = load(content)
     except SafetensorError as error:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from lib import parameters
-from lib.checks import require, require_count
+from lib.checks import require, require_count, require_file
 from lib.convolution import ConvolutionalAttention
 from lib.cvt import ConvolutionalLayer, ConvolutionalTransformer, Stage
 from lib.datasets import FOLDER, digits
@@ -24,12 +24,11 @@ from lib.projection import Normalisation
 from lib.vit import VisionTransformer
 
 WEIGHTS = FOLDER / "weights"
+MEASURED = WEIGHTS / "measured.csv"
 SEEDS = (0, 1, 2)
 TRAINED_ON = 4000  # of the 5,000 digits
 BAND = (1, 2, 3)  # periods per side: seven tokens a side resolve up to 3.5
-OCTAVES = tuple(
-    2.0**k for k in range(8)
-)  # 1 to 128: most lie beyond what any of the grids resolves
+OCTAVES = tuple(2.0**k for k in range(8))  # 1 to 128: the higher ones no grid here resolves
 
 
 def _vit(
@@ -67,6 +66,7 @@ NETWORKS = {
     "cvt": _cvt,  # convolutional: 196 tokens, then 49, keys at every second one of each axis
     "keys": lambda: _cvt(stride=1),  # the same with keys at every token
 }
+CONVOLUTIONAL = ("cvt", "keys")  # they sample the image themselves: no stride, no weights
 
 
 def untrained(name: str, seed: int = 0) -> nn.Module:
@@ -92,8 +92,7 @@ def trained(name: str, seed: int = 0) -> nn.Module:
     model = untrained(name)
     require(seed in SEEDS, f"the networks were trained with the seeds {SEEDS}, but {seed!r} came")
     path = weights_file(name, seed)
-    sums = dict(line.split()[::-1] for line in (WEIGHTS / "SHA256SUMS").read_text().splitlines())
-    parameters.read(model, path, sums[path.name])
+    parameters.read(model, path, _sha256(path.name))
     return model.eval().requires_grad_(False)
 
 
@@ -145,7 +144,14 @@ def measured() -> list[dict[str, str | int]]:
     Keys: name, seed, stride, steps, weights ("unit" or "kept"), shift (pixels), correct (of 1000).
     Explained in chapter 7, *The vision transformer* (chapters/vit.ipynb).
     """
-    with open(WEIGHTS / "measured.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    mend = "`git checkout` brings it back"
+    table = require_file("measured.csv", MEASURED, _sha256(MEASURED.name), mend)
+    rows = csv.DictReader(table.decode("ascii").splitlines())
     text = ("name", "weights")
     return [{key: v if key in text else int(v) for key, v in row.items()} for row in rows]
+
+
+def _sha256(file: str) -> str:
+    """The SHA-256 that a file in data/weights must have."""
+    lines = (WEIGHTS / "SHA256SUMS").read_text().splitlines()
+    return dict(line.split()[::-1] for line in lines)[file]
