@@ -86,8 +86,23 @@ function dropWrongNames() {
     .forEach((each) => each.removeAttribute("role"));
 }
 
+// A full stop after inline mathematics must not stand alone on the next line.
+function keepStops() {
+  for (const formula of document.querySelectorAll("span.math")) {
+    const next = formula.nextSibling;
+    const stop = next?.nodeType === Node.TEXT_NODE && next.data.match(/^[.,;:!?)\]]+/);
+    if (!stop) continue;
+    const together = document.createElement("span");
+    together.className = "together";
+    formula.before(together);
+    next.splitText(stop[0].length);
+    together.append(formula, next);
+  }
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   dropWrongNames();
+  keepStops();
   plan();
   window.MathJax?.startup?.promise?.then(plan);
   const seen = new MutationObserver(plan);

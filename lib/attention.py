@@ -13,10 +13,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lib.checks import (
-    broadcast,
     is_finite,
     require,
     require_count,
@@ -25,10 +23,7 @@ from lib.checks import (
     require_weights,
     require_width,
 )
-
-# With fewer keys than fit into one vector of the processor, torch's fused kernel returns 0 where the
-# scores are NaN or overflow: an error would become a plausible number. The plain formula keeps it.
-FEW = 16
+from lib.streaming import common_lead, stream
 
 
 def kernel(
@@ -55,7 +50,7 @@ def kernel(
         gamma = torch.softmax(scores + bias, dim=-1) / torch.where(weights > 0, weights, 1).to(
             Q.dtype
         )
-    require(is_finite(gamma), _OVERFLOW)
+    require(is_finite(gamma), OVERFLOW)
     return gamma
 
 
@@ -78,56 +73,8 @@ def attend(
     Explained in chapter 2, *The attention kernel* (chapters/attention.ipynb).
     """
     scale, bias = _arguments(Q, K, V, weights, scale)
-    result = _stream(Q, K, V, bias, scale)
-    require(is_finite(result), _OVERFLOW)
-    return result
-
-
-def attend_heads(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    W_O: Tensor | None = None,
-    weights: Tensor | None = None,
-    head_weights: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
-    """Many heads as one more integral, over the head variable h ∈ Ωh.
-
-        ∫_Ωh ∫_Ωx γ(x, x̃, h) V(x̃, y, h) dx̃ dh  ≈  Σ_h ω_h Σ_j w_j γ_ij(h) W_h^O V_j(h)
-
-    Shapes: Q (..., H, N_q, d), K (..., H, N_k, d), V (..., H, N_k, d_v), with one head or H in each;
-    W_O (H, d_out, d_v) brings the values of a head to the features of u, None means that V has them
-    already; weights as in `attend`; head_weights ω (H,) of the grid of h, None means unit cells, a
-    sum. Returns (..., N_q, d_out), or (..., N_q, d_v) without W_O. Dimensionless. `scale` is 1/√d
-    unless given. No head is normalised against another: the weights ω do not cancel.
-    Errors: `ValueError` as in `attend`, and for W_O or head_weights that do not fit.
-    Source: A. Vaswani et al., *Attention Is All You Need*, arXiv 1706.03762, section 3.2.2, as the
-    integral of Tai, Liu, Li and Chan, arXiv 2510.03989.
-    Explained in chapter 6, *Many heads* (chapters/heads.ipynb).
-    """
-    for name, part in (("the queries Q", Q), ("the keys K", K), ("the values V", V)):
-        require_real(f"{name} of many heads", part, least_dims=3)
-    heads = attend(Q, K, V, weights, scale)  # (..., H, N_q, d_v)
-    count, d_v = heads.shape[-3], heads.shape[-1]
-    if head_weights is not None:
-        require_weights("the weights of the heads", head_weights)
-        require(
-            head_weights.shape == (count,),
-            f"the weights of the heads must be one for each of the {count} heads, but shape "
-            f"{tuple(head_weights.shape)} came",
-        )
-        heads = heads * head_weights.to(heads.dtype)[:, None, None]
-    if W_O is None:
-        return heads.sum(-3)
-    require_real("the output kernels W_O of the heads", W_O, like=Q)
-    require(
-        W_O.dim() == 3 and W_O.shape[0] == count and W_O.shape[2] == d_v,
-        f"the output kernels W_O must have shape ({count}, d_out, {d_v}), one matrix for each head, "
-        f"but shape {tuple(W_O.shape)} came",
-    )
-    result = torch.einsum("...hnv,hov->...no", heads, W_O)  # the sum over h and over the features
-    require(is_finite(result), _OVERFLOW)
+    result = stream(Q, K, V, bias, scale)
+    require(is_finite(result), OVERFLOW)
     return result
 
 
@@ -197,41 +144,6 @@ class SelfAttention(nn.Module):
         return tuple(part.transpose(-2, -3) for part in parts.unbind(-3))
 
 
-def _stream(Q: Tensor, K: Tensor, V: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """One call of torch's fused kernel in the form that never stores γ: 4 dimensions, d = d_v."""
-    if K.shape[-2] < FEW:
-        scores = Q @ K.mT * scale
-        return torch.softmax(scores if bias is None else scores + bias, dim=-1) @ V
-    d, d_v = Q.shape[-1], V.shape[-1]
-    if d != d_v:  # columns of zeros change neither the scores nor the values that are kept
-        Q, K, V = (pad(part, (0, max(d, d_v) - part.shape[-1])) for part in (Q, K, V))
-    lead = _lead(Q, K, V, bias)
-    if bias is not None:
-        if bias.dim() > 2:
-            bias = _four(bias, lead)
-        bias = bias.expand(*bias.shape[:-2], Q.shape[-2], K.shape[-2])  # a view: nothing is copied
-    Q, K, V = (_four(part, lead) for part in (Q, K, V))
-    result = scaled_dot_product_attention(Q, K, V, attn_mask=bias, scale=scale)
-    if d_v < d:
-        result = result[..., :d_v]
-    return result.reshape(*lead, *result.shape[-2:])
-
-
-def _lead(*parts: Tensor | None) -> torch.Size:
-    """The common leading dimensions of Q, K, V and the weights."""
-    shapes = {part.shape[:-2] for part in parts if part is not None}
-    if len(shapes) == 1:  # the usual case; torch's broadcast_shapes is slow
-        return shapes.pop()
-    return broadcast("the leading dimensions of Q, K, V and the weights", *shapes)
-
-
-def _four(part: Tensor, lead: torch.Size) -> Tensor:
-    """The same tensor with exactly two leading dimensions."""
-    if part.shape[:-2] != lead:
-        part = part.expand(*lead, *part.shape[-2:])
-    return part if len(lead) == 2 else part.reshape(math.prod(lead), 1, *part.shape[-2:])
-
-
 def _arguments(
     Q: Tensor, K: Tensor, V: Tensor, weights: Tensor | None, scale: float | None
 ) -> tuple[float, Tensor | None]:
@@ -252,7 +164,7 @@ def _arguments(
         scale = 1 / math.sqrt(Q.shape[-1])
     require_number("the scale of attention", scale)
     bias = None if weights is None else _log_weights(weights, Q.shape[-2], K.shape[-2]).to(Q.dtype)
-    _lead(Q, K, V, bias)
+    common_lead(Q, K, V, bias)
     return scale, bias
 
 
@@ -277,7 +189,7 @@ def _log_weights(weights: Tensor, rows: int, columns: int) -> Tensor:
     return bias if bias.dim() > 1 else bias.unsqueeze(0)
 
 
-_OVERFLOW = (
+OVERFLOW = (
     "the attention scores or the density γ are too large for this precision; make Q, K or the scale smaller, "
     "the weights larger, or use float64"
 )

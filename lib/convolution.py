@@ -11,11 +11,15 @@ from numbers import Integral
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, gelu
 
 from lib.attention import attend
-from lib.checks import require, require_count, require_number, require_real
+from lib.checks import require, require_count, require_number, require_real, require_step
+from lib.encoder import normalised_flow
+from lib.feedforward import FeedForward
 from lib.positions import pair
+from lib.projection import Normalisation
+from lib.splitting import Flow, lie
 
 Size = tuple[int, int]
 
@@ -117,12 +121,47 @@ class ConvolutionalAttention(nn.Module):
             f"but {tuple(u.shape)} came",
         )
         point = u[:, :extra]  # the class point, or nothing
-        image = (
-            u[:, extra:].unflatten(1, size).permute(0, 3, 1, 2)
-        )  # (B, d, h, w), nothing is moved
+        image = u[:, extra:].unflatten(1, size).permute(0, 3, 1, 2)  # (B, d, h, w), a view
         parts = []
         for convolution, W in ((self.query, self.Q), (self.key, self.K), (self.value, self.V)):
             local = convolution(image).flatten(2).mT  # (B, N, d)
             part = W(torch.cat([point, local], dim=1) if extra else local)
             parts.append(part.unflatten(-1, (self.heads, -1)).transpose(1, 2))  # (B, H, N, d/H)
         return tuple(parts)
+
+
+class ConvolutionalLayer(nn.Module):
+    """A pre-norm layer with convolutional attention: one Lie step of the attention flow and the feed-forward flow.
+
+    Called with (u, size, dt=1, steps=1); shapes and errors as in `ConvolutionalAttention`.
+    Explained in chapter 8, *The convolutional transformer* (chapters/cvt.ipynb).
+    """
+
+    def __init__(self, attention: ConvolutionalAttention, hidden: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        require(
+            isinstance(attention, ConvolutionalAttention),
+            f"a convolutional layer needs a ConvolutionalAttention, but a {type(attention).__name__} came",
+        )
+        width = attention.width
+        self.attention = attention
+        self.feed_forward = FeedForward(width, hidden, gelu)
+        self.norm1, self.norm2 = Normalisation(width, eps), Normalisation(width, eps)
+
+    def flows(self, size: Size) -> tuple[Flow, Flow]:
+        """The attention flow and the feed-forward flow on a grid of this size.
+
+        Explained in chapter 8, *The convolutional transformer* (chapters/cvt.ipynb).
+        """
+        return (
+            normalised_flow(lambda u: self.attention(u, size), self.norm1, norm_first=True),
+            normalised_flow(self.feed_forward, self.norm2, norm_first=True),
+        )
+
+    def forward(self, u: Tensor, size: Size, dt: float = 1.0, steps: int = 1) -> Tensor:
+        require_step(dt)
+        require_count("the number of steps in a layer", steps)
+        flows = self.flows(size)
+        for _ in range(steps):
+            u = lie(flows, u, dt)
+        return u

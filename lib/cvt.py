@@ -13,52 +13,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
 
-from lib.checks import require, require_count, require_images, require_real, require_step, trusted
-from lib.convolution import ConvolutionalAttention, Size
-from lib.encoder import normalised_flow
-from lib.feedforward import FeedForward
+from lib.checks import require, require_count, require_images, require_real, trusted
+from lib.convolution import ConvolutionalAttention, ConvolutionalLayer
 from lib.parameters import copied_normalisation, copy_linear, require_kind
 from lib.projection import Normalisation
-from lib.splitting import Flow, lie
-
-
-class ConvolutionalLayer(nn.Module):
-    """A pre-norm layer with convolutional attention: one Lie step of the attention flow and the feed-forward flow.
-
-    Called with (u, size, dt=1, steps=1); shapes and errors as in `ConvolutionalAttention`.
-    Explained in chapter 8, *The convolutional transformer* (chapters/cvt.ipynb).
-    """
-
-    def __init__(self, attention: ConvolutionalAttention, hidden: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        require(
-            isinstance(attention, ConvolutionalAttention),
-            f"a convolutional layer needs a ConvolutionalAttention, but a {type(attention).__name__} came",
-        )
-        width = attention.width
-        self.attention = attention
-        self.feed_forward = FeedForward(width, hidden, gelu)
-        self.norm1, self.norm2 = Normalisation(width, eps), Normalisation(width, eps)
-
-    def flows(self, size: Size) -> tuple[Flow, Flow]:
-        """The attention flow and the feed-forward flow on a grid of this size.
-
-        Explained in chapter 8, *The convolutional transformer* (chapters/cvt.ipynb).
-        """
-        return (
-            normalised_flow(lambda u: self.attention(u, size), self.norm1, norm_first=True),
-            normalised_flow(self.feed_forward, self.norm2, norm_first=True),
-        )
-
-    def forward(self, u: Tensor, size: Size, dt: float = 1.0, steps: int = 1) -> Tensor:
-        require_step(dt)
-        require_count("the number of steps in a layer", steps)
-        flows = self.flows(size)
-        for _ in range(steps):
-            u = lie(flows, u, dt)
-        return u
 
 
 class Stage(nn.Module):

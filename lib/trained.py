@@ -15,8 +15,8 @@ from torch.nn.functional import gelu
 
 from lib import parameters
 from lib.checks import require, require_count, require_file
-from lib.convolution import ConvolutionalAttention
-from lib.cvt import ConvolutionalLayer, ConvolutionalTransformer, Stage
+from lib.convolution import ConvolutionalAttention, ConvolutionalLayer
+from lib.cvt import ConvolutionalTransformer, Stage
 from lib.datasets import FOLDER, digits
 from lib.encoder import Encoder, EncoderLayer
 from lib.positions import Table, Waves

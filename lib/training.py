@@ -9,6 +9,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -63,14 +64,8 @@ def train(
     if schedule is not None:
         parts["schedule"] = schedule
     losses = _resume(checkpoint, parts, run)
-    with _processes() as (rank, world), torch.random.fork_rng(devices=[]):
-        require(
-            batch % world == 0,
-            f"a batch of {batch} examples cannot be shared equally by {world} processes; take a multiple of {world}",
-        )
-        step_loss = _StepLoss(model, loss)
-        if world > 1:
-            step_loss = DistributedDataParallel(step_loss)
+
+    def walk(step_loss: nn.Module, rank: int, world: int) -> None:
         bar = tqdm(
             total=epochs * per_epoch, initial=len(losses), desc=label, unit="step", disable=rank > 0
         )
@@ -94,6 +89,17 @@ def train(
                 bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
                 if rank == 0 and ((step + 1) % every == 0 or step + 1 == epochs * per_epoch):
                     _save(checkpoint, parts, run, losses)
+
+    with _processes() as (rank, world), torch.random.fork_rng(devices=[]):
+        require(
+            batch % world == 0,
+            f"a batch of {batch} examples cannot be shared equally by {world} processes; take a multiple of {world}",
+        )
+        step_loss = _StepLoss(model, loss)
+        if world == 1:
+            walk(step_loss, rank, world)
+        else:  # the wrapper must be gone before the group is: destroyed with it, the two can deadlock
+            walk(DistributedDataParallel(step_loss), rank, world)
     return losses
 
 
@@ -116,6 +122,7 @@ def _mix(seed: int, number: int) -> int:
     return (seed * 1_000_003 + number) * 2_654_435_761 % 2**63
 
 
+@lru_cache(maxsize=1)
 def _order(seed: int, epoch: int, total: int) -> Tensor:
     """The order of the examples in one epoch."""
     return torch.randperm(total, generator=torch.Generator().manual_seed(_mix(seed, -1 - epoch)))

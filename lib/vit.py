@@ -44,7 +44,7 @@ class VisionTransformer(nn.Module):
         channels: int = 1,
         class_point: bool = False,
         outputs: int | None = None,
-        activation: Callable[[Tensor], Tensor] = nn.Identity(),  # noqa: B008 - it has no state
+        activation: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
         require(
@@ -88,7 +88,7 @@ class VisionTransformer(nn.Module):
             config.num_channels,
             class_point=True,
             outputs=None if pooler is None else pooler.dense.out_features,
-            activation=nn.Identity() if pooler is None else copied_activation(pooler.activation),
+            activation=None if pooler is None else copied_activation(pooler.activation),
         ).to(projection.weight)
         copy_linear(ours.embedding, projection.weight, projection.bias)
         with torch.no_grad():
@@ -139,7 +139,8 @@ class VisionTransformer(nn.Module):
         """
         require_width("u to be read out", u, self.width, like=self.embedding.weight)
         pooled = u.mean(-2) if self.class_point is None else u[..., 0, :]
-        return pooled if self.head is None else self.activation(self.head(pooled))
+        scores = pooled if self.head is None else self.head(pooled)
+        return scores if self.activation is None else self.activation(scores)
 
 
 def _layer(layer: nn.Module, config) -> EncoderLayer:

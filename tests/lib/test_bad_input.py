@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from lib.attention import SelfAttention, attend, causal, kernel
-from lib.convolution import ConvolutionalAttention, local_integral
-from lib.cvt import ConvolutionalLayer, ConvolutionalTransformer, Stage
+from lib.convolution import ConvolutionalAttention, ConvolutionalLayer, local_integral
+from lib.cvt import ConvolutionalTransformer, Stage
 from lib.domain import Domain, integral_map
 from lib.encoder import Encoder, EncoderLayer
 from lib.feedforward import FeedForward, feed_forward

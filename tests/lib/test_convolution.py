@@ -14,8 +14,8 @@ from scipy.signal import correlate2d
 from torch import nn
 from torch.nn.functional import conv2d, gelu
 
-from lib.convolution import ConvolutionalAttention, local_integral
-from lib.cvt import ConvolutionalLayer, ConvolutionalTransformer, Stage
+from lib.convolution import ConvolutionalAttention, ConvolutionalLayer, local_integral
+from lib.cvt import ConvolutionalTransformer, Stage
 from lib.domain import Domain
 
 pytestmark = pytest.mark.usefixtures("float64")

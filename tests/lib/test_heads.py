@@ -6,8 +6,9 @@ from orders import order
 from scipy.integrate import quad
 from torch import nn
 
-from lib.attention import SelfAttention, attend, attend_heads, causal
+from lib.attention import SelfAttention, attend, causal
 from lib.domain import Domain
+from lib.heads import attend_heads
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -60,7 +60,12 @@ def start(root, *command):
 
 
 def finish(process):
-    output, _ = process.communicate(timeout=120)
+    try:
+        output, _ = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun then ends its own processes
+        output, _ = process.communicate()
+        pytest.fail(f"the program did not end: {output}")
     assert process.returncode == 0, output
     return output
 
