@@ -74,6 +74,18 @@ def page(open_page, path):
         yield page
 
 
+# Punctuation that begins a line although a formula stands before it.
+ALONE = """() => [...document.querySelectorAll('article span.math')].flatMap((formula) => {
+  const next = formula.nextSibling;
+  if (next?.nodeType !== Node.TEXT_NODE || !/^[.,;:!?)]/.test(next.data)) return [];
+  const range = document.createRange();
+  range.setStart(next, 0);
+  range.setEnd(next, 1);
+  const [stop, box] = [range.getBoundingClientRect(), formula.getBoundingClientRect()];
+  return stop.width && stop.top > box.bottom ? [formula.textContent.slice(0, 40) + next.data] : [];
+})"""
+
+
 @pytest.fixture(params=["light", "dark"])
 def theme(page, request):
     page.evaluate("theme => document.documentElement.dataset.theme = theme", request.param)
@@ -95,6 +107,16 @@ def test_mathematics_is_typeset(page):
     assert page.evaluate(silent) == 0, "a formula without MathML says nothing to a screen reader"
     errors = "mjx-container [data-mml-node=merror], mjx-container [data-mjx-error]"
     assert page.locator(errors).count() == 0
+
+
+def test_a_full_stop_stays_with_its_formula(page):
+    """Where a formula is followed by punctuation, both are on one line."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.evaluate("() => new Promise((n) => requestAnimationFrame(() => requestAnimationFrame(n)))")
+    try:
+        assert page.evaluate(ALONE) == []
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 900})
 
 
 def test_pictures_are_shown_and_described(page):
