@@ -30,7 +30,8 @@ def numbered(
     Explained in chapter 9, *A trained transformer as a river* (chapters/minilm.ipynb).
     """
     require(
-        not isinstance(sentences, str)
+        isinstance(sentences, Sequence)
+        and not isinstance(sentences, str)
         and len(sentences) > 0
         and all(isinstance(text, str) for text in sentences),
         f"a list of at least one sentence is needed, but {sentences!r} came",

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lib.checks import require, require_callable, require_real, trusted
+from lib.checks import require, require_callable, require_real, require_width, trusted
 from lib.encoder import Encoder
 from lib.projection import Normalisation, project_mean_variance
 from lib.splitting import Flow, Velocity, constrained, euler, evolve, lie, midpoint, rk4, strang
@@ -42,8 +42,8 @@ def before_gain(velocity: Velocity, norm: Normalisation) -> Velocity:
         f(w) = (g − 1) w + c + B(g w + c)
 
     It is made so that w + f(w) = u + B(u): one step of size 1 from w is the network's own step from
-    u. Shapes: `velocity` B and the result keep the shape (..., d) of w. Dimensionless.
-    Errors: `ValueError` when B is no function or `norm` no Normalisation.
+    u. Shapes: `velocity` B and the result keep the shape (..., N, d) of w. Dimensionless.
+    Errors: `ValueError` when B is no function, `norm` no Normalisation, or w has another width.
     Explained in chapter 9, *A trained transformer as a river* (chapters/minilm.ipynb).
     """
     require_callable("the velocity of a stage", velocity)
@@ -53,6 +53,7 @@ def before_gain(velocity: Velocity, norm: Normalisation) -> Velocity:
     )
 
     def f(w: Tensor) -> Tensor:
+        require_width("w before gain and bias", w, norm.width, like=norm.gain)
         u = torch.addcmul(norm.bias, norm.gain, w)
         return u - w + velocity(u)
 
@@ -121,6 +122,7 @@ def lie_geodesic(layer: Layer) -> Flow:
 
     e is the tangent of mean square 1 that points from w to P_S1(w + f(w)). For Δt → 0 the token
     moves along T_w f too, but with the speed θ = arctan(|T_w f| / (1 + mean(f w))).
+    Errors: `ValueError` when P_S1(w + f(w)) is the point opposite to w: all great circles lead there.
     Explained in chapter 9, *A trained transformer as a river* (chapters/minilm.ipynb).
     """
 
@@ -129,12 +131,17 @@ def lie_geodesic(layer: Layer) -> Flow:
             target = project_mean_variance(euler(velocity, w, 1.0), eps=layer.eps)
             cosine = (w * target).mean(-1, keepdim=True)
             across = target - cosine * w
-            sine = across.square().mean(-1, keepdim=True).sqrt()
-            theta = torch.atan2(sine, cosine)
-            # sin(Δt θ)/sin θ tends to Δt where nothing moves
-            ratio = torch.where(
-                sine > 0, torch.sin(dt * theta) / torch.where(sine > 0, sine, 1), dt
+            square = across.square().mean(-1, keepdim=True)
+            require(
+                bool(((cosine > 0) | (square > (8 * torch.finfo(w.dtype).eps) ** 2)).all()),
+                "a step must not lead to the point of S1 opposite to w, where all great circles meet, "
+                "but w + f(w) = −s w with s > 0 came",
             )
+            moves = square > torch.finfo(w.dtype).tiny
+            # Where nothing moves, sin(Δt θ)/sin θ is Δt. The where() inside keeps its gradient finite.
+            sine = torch.where(moves, square, 1).sqrt()
+            theta = torch.where(moves, torch.atan2(sine, cosine), 0)
+            ratio = torch.where(moves, torch.sin(dt * theta) / sine, dt)
             return torch.cos(dt * theta) * w + ratio * across
 
         return flow

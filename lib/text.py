@@ -11,9 +11,17 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, normalize
+from torch.nn.functional import gelu
 
-from lib.checks import require, require_count, require_real, require_weights
+from lib.checks import (
+    broadcast,
+    is_finite,
+    require,
+    require_count,
+    require_real,
+    require_weights,
+    require_width,
+)
 from lib.encoder import Encoder, EncoderLayer
 from lib.parameters import copied_activation, fill, require_kind
 from lib.projection import Normalisation, project_mean_variance
@@ -60,6 +68,9 @@ class TextEncoder(nn.Module):
         require(
             not config.is_decoder and not config.add_cross_attention,
             "the model must be an encoder, but its config says is_decoder or add_cross_attention",
+        )
+        require(
+            len(model.encoder.layer) > 0, "the model must have at least one layer, but none came"
         )
         activation = copied_activation(model.encoder.layer[0].intermediate.intermediate_act_fn)
         return cls.from_state(
@@ -141,7 +152,7 @@ class TextEncoder(nn.Module):
         Explained in chapter 9, *A trained transformer as a river* (chapters/minilm.ipynb).
         """
         last = self.encoder.layers[-1].norm2
-        require_real("w at the end", w, least_dims=2, like=last.gain)
+        require_width("w at the end", w, last.width, like=last.gain)
         return torch.addcmul(last.bias, last.gain, w)
 
 
@@ -152,28 +163,42 @@ def sentence(u: Tensor, weights: Tensor) -> Tensor:
 
     Shapes: u (..., N, d), weights (..., 1, N); returns (..., d). The inner product of two embeddings
     is the cosine of their angle. Dimensionless.
-    Errors: `ValueError` when shapes do not fit or a sentence has no token of positive weight.
+    Errors: `ValueError` when shapes do not fit, a sentence has no token of positive weight, or m = 0.
     Source: N. Reimers and I. Gurevych, *Sentence-BERT*, arXiv 1908.10084.
     Explained in chapter 9, *A trained transformer as a river* (chapters/minilm.ipynb).
     """
     require_real("u at the end of a text encoder", u, least_dims=2)
     require_weights("the weights of the tokens", weights)
     require(
-        weights.shape[-2:] == (1, u.shape[-2]) and bool((weights.sum(-1) > 0).all()),
+        weights.shape[-2:] == (1, u.shape[-2]) and bool((weights.amax(-1) > 0).all()),
         f"the weights of the tokens must have shape (..., 1, {u.shape[-2]}) and not all be 0 in one sentence, "
         f"but shape {tuple(weights.shape)} came",
     )
-    weights = weights.to(u.dtype)
-    return normalize((weights @ u / weights.sum(-1, keepdim=True)).squeeze(-2), dim=-1)
+    broadcast("the leading dimensions of u and of the weights", u.shape[:-2], weights.shape[:-2])
+    weights = (weights / weights.amax(-1, keepdim=True)).to(u.dtype)  # their sum may overflow
+    m = (weights @ u / weights.sum(-1, keepdim=True)).squeeze(-2)
+    length = m.norm(dim=-1, keepdim=True)
+    require(
+        is_finite(length) and bool((length > 0).all()),
+        "the mean of u over the tokens must be finite and not 0, or the sentence has no direction",
+    )
+    return m / length
 
 
 def _our_names(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     """The parameters of a BERT by the names of `TextEncoder`."""
-    table = "embeddings.{}_embeddings.weight".format
+    tables = [state[f"embeddings.{kind}_embeddings.weight"] for kind in _TABLES]
+    words, positions, types = tables
+    require(
+        all(part.dim() == 2 and part.shape[1] == words.shape[1] for part in tables)
+        and len(types) > 0,
+        "the tables of words, positions and token types of a BERT must have one width, but "
+        f"{[tuple(part.shape) for part in tables]} came",
+    )
     ours = {
-        "words.weight": state[table("word")],
+        "words.weight": words,
         # There is one text, so its token type is a constant, and belongs to the position.
-        "positions": state[table("position")] + state[table("token_type")][0],
+        "positions": positions + types[0],
         "norm.gain": state["embeddings.LayerNorm.weight"],
         "norm.bias": state["embeddings.LayerNorm.bias"],
     }
@@ -181,6 +206,10 @@ def _our_names(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
         theirs, to = f"encoder.layer.{number}.", f"encoder.layers.{number}."
         for kind in ("weight", "bias"):
             parts = [state[f"{theirs}attention.self.{part}.{kind}"] for part in _QKV]
+            require(
+                len({part.shape for part in parts}) == 1,
+                f"Q, K and V of a BERT must have one shape, but {[tuple(part.shape) for part in parts]} came",
+            )
             ours[f"{to}attention.QKV.{kind}"] = torch.cat(parts)
             for name, source in _LINEAR.items():
                 ours[f"{to}{name}.{kind}"] = state[f"{theirs}{source}.{kind}"]
@@ -190,6 +219,7 @@ def _our_names(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     return ours
 
 
+_TABLES = ("word", "position", "token_type")
 _QKV = ("query", "key", "value")
 _LINEAR = {
     "attention.O": "attention.output.dense",
