@@ -61,7 +61,7 @@ def lipschitz(field: Velocity, w: Tensor) -> float:
     Explained in chapter 9, *A trained transformer as a river* (chapters/minilm.ipynb).
     """
     J = _large_enough(derivative(field, w))
-    return float(svds(J, k=1, v0=_start(J), return_singular_vectors=False, tol=1e-4)[0])
+    return float(svds(J, k=1, v0=_start(J), return_singular_vectors=False, tol=1e-3)[0])
 
 
 def stiffest(field: Velocity, w: Tensor) -> tuple[complex, Tensor]:
@@ -73,7 +73,7 @@ def stiffest(field: Velocity, w: Tensor) -> tuple[complex, Tensor]:
     Explained in chapter 9, *A trained transformer as a river* (chapters/minilm.ipynb).
     """
     J = _large_enough(derivative(field, w))
-    values, vectors = eigs(J, k=1, which="SR", v0=_start(J), tol=1e-4)
+    values, vectors = eigs(J, k=1, which="SR", v0=_start(J), tol=1e-3)
     share = np.abs(vectors[:, 0].reshape(w.shape)) ** 2
     return complex(values[0]), torch.from_numpy(share.sum(-1) / share.sum())
 
