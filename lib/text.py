@@ -90,7 +90,7 @@ class TextEncoder(nn.Module):
         Errors: `ValueError` when a name is missing or a shape does not fit.
         Explained in chapter 9, *A trained transformer as a river* (chapters/minilm.ipynb).
         """
-        count = sum(name.endswith(".intermediate.dense.weight") for name in state)
+        count = len({name.split(".")[2] for name in state if name.startswith("encoder.layer.")})
         try:
             values = _our_names(state, count)
             hidden = state["encoder.layer.0.intermediate.dense.weight"].shape[0]
