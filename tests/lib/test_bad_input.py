@@ -21,7 +21,19 @@ from lib.projection import (
     project_nonnegative,
     tangent,
 )
+from lib.sphere import (
+    Layer,
+    before_gain,
+    layers_before_gain,
+    lie_geodesic,
+    lie_projected,
+    rk4_tangent,
+    strang_tangent,
+)
+from lib.sphere import walk as walk_layers
 from lib.splitting import constrained, euler, evolve, lie, midpoint, relax, rk4, strang
+from lib.stability import derivative, largest_step, lipschitz, stiffest
+from lib.text import TextEncoder, sentence
 from lib.vit import VisionTransformer
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -1097,3 +1109,228 @@ def test_keys_of_a_network_that_are_nan_do_not_pass_silently(tokens):
     broken = EncoderLayer(4, 2, 6).double()
     nn.init.constant_(broken.attention.QKV.weight[4:8], nan)
     assert_refused(lambda: broken(ones(3, tokens, 4)), "state u at the end … finite … NaN")
+
+
+# ---- flows on the constraint ---------------------------------------------------------------------
+
+post, N4 = Encoder([EncoderLayer(4, 2, 6)]).double(), Normalisation(4).double()
+w54 = project_mean_variance(torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(5, 4) ** 3)
+parts = layers_before_gain(post, N4)
+
+
+def two_eps():
+    encoder = Encoder([EncoderLayer(4, 2, 6)])
+    encoder.layers[0].norm2.eps = 1e-3
+    return encoder
+
+
+SPHERE = (
+    with_values(lambda w: walk_layers(parts, w, lie_projected), w54, "state w at the start")
+    | {
+        "no-velocity": (lambda: before_gain(3, N4), "velocity of a stage … function … 3 came"),
+        "no-norm": (
+            lambda: before_gain(torch.sin, nn.LayerNorm(4)),
+            "before a stage must be a Normalisation … LayerNorm came",
+        ),
+        "width": (
+            lambda: before_gain(torch.sin, N4)(ones(5, 3)),
+            r"w before gain and bias … \(\.\.\., N, 4\) … \(5, 3\)",
+        ),
+        "one-feature": (  # it would broadcast
+            lambda: before_gain(torch.sin, N4)(ones(5, 1)),
+            r"w before gain and bias … \(\.\.\., N, 4\) … \(5, 1\)",
+        ),
+        "precision": (
+            lambda: before_gain(torch.sin, N4)(w54.float()),
+            "w before gain and bias … precision … float32",
+        ),
+        "no-encoder": (lambda: layers_before_gain([layer], N4), "Encoder is needed … list came"),
+        "no-first-norm": (
+            lambda: layers_before_gain(post, None),
+            "before a stage must be a Normalisation … NoneType came",
+        ),
+        "pre-norm": (
+            lambda: layers_before_gain(Encoder([EncoderLayer(4, 2, 6, True)]), N4),
+            "post-norm layers … pre-norm layer came … walk it as it is",
+        ),
+        "two-eps": (
+            lambda: layers_before_gain(two_eps(), N4),
+            r"same eps … 1e-05 and 0\.001 came",
+        ),
+        "first-width": (
+            lambda: walk_layers(layers_before_gain(post, N6), w54, lie_projected),
+            r"w before gain and bias … \(\.\.\., N, 6\) … \(5, 4\)",
+        ),
+        "weights-length": (
+            lambda: walk_layers(layers_before_gain(post, N4, ones(6)), w54, lie_projected),
+            r"attention weights … \(5,\) … \(6,\) came",
+        ),
+        "weights-zero": (
+            lambda: walk_layers(layers_before_gain(post, N4, zeros(5)), w54, lie_projected),
+            "row of attention … at least one node",
+        ),
+        "no-layers": (lambda: walk_layers([], w54, lie_projected), "at least one layer … none"),
+        "no-scheme": (lambda: walk_layers(parts, w54, "lie"), "scheme of a walk … 'lie' came"),
+        "one-dimension": (
+            lambda: walk_layers(parts, w54[0], lie_projected),
+            r"state w at the start of a walk … at least 2 dim … \(4,\)",
+        ),
+        "nan-on-the-way": (
+            lambda: walk_layers([Layer(lambda w: w * nan, torch.sin, 1e-5)], w54, lie_projected),
+            "state w at the end of a walk … finite",
+        ),
+        "opposite": (
+            lambda: walk_layers([Layer(lambda w: -2.5 * w, torch.sin)], w54, lie_geodesic, 2),
+            "must not lead to the point of S1 opposite to w",
+        ),
+        "opposite-float32": (
+            lambda: lie_geodesic(Layer(lambda w: -2.5 * w, torch.sin))(w54.float(), 0.5),
+            "must not lead to the point of S1 opposite to w",
+        ),
+        "through-the-centre": (
+            lambda: lie_projected(Layer(lambda w: -w, torch.sin))(w54, 1.0),
+            "constant function … eps > 0",
+        ),
+    }
+    | {
+        f"velocity-shape-{scheme.__name__}": (
+            lambda scheme=scheme: walk_layers([Layer(lambda w: w[:2], torch.sin)], w54, scheme),
+            r"velocity … \(5, 4\) … \(2, 4\)",
+        )
+        for scheme in (lie_projected, lie_geodesic, strang_tangent)
+    }
+    | {
+        f"steps-{steps}": (
+            lambda steps=steps: walk_layers(parts, w54, lie_projected, steps),
+            f"number of steps … whole number of at least 1 … {steps!r} came",
+        )
+        for steps in BAD_COUNTS
+    }
+)
+
+
+@cases(SPHERE)
+def test_flows_on_the_constraint(call, words):
+    assert_refused(call, words)
+
+
+@pytest.mark.parametrize("dt, words", BAD_STEPS.values(), ids=BAD_STEPS)
+@pytest.mark.parametrize("scheme", [lie_projected, lie_geodesic, strang_tangent, rk4_tangent])
+def test_time_steps_on_the_constraint(scheme, dt, words):
+    assert_refused(lambda: scheme(parts[0])(w54, dt), words)
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+reader, numbers = TextEncoder(9, 5, post).double(), torch.tensor([[1, 2, 3], [4, 0, 0]])
+u34, seen = ones(2, 3, 4), ones(2, 1, 3)
+TEXT = (
+    with_values(lambda u: sentence(u, seen), u34, "u at the end of a text encoder")
+    | with_weights(
+        lambda w: sentence(ones(5, 4), w[None] if isinstance(w, torch.Tensor) else w),
+        5,
+        "weights of the tokens",
+    )
+    | with_values(reader.finish, w54, "w at the end")
+    | {
+        "no-words": (lambda: TextEncoder(0, 5, post), "number of words … at least 1 … 0 came"),
+        "half-a-word": (lambda: TextEncoder(2.5, 5, post), r"number of words … 2\.5 came"),
+        "no-positions": (lambda: TextEncoder(9, 0, post), "number of positions … at least 1"),
+        "no-encoder": (lambda: TextEncoder(9, 5, layer), "needs an Encoder … EncoderLayer came"),
+        "eps": (lambda: TextEncoder(9, 5, post, -1.0), "eps of a normalisation … -1 came"),
+        "list": (lambda: reader([[1, 2]]), r"numbers of the words … int64 … \(B, N\) … numbered"),
+        "text": (lambda: reader("a text"), "numbers of the words … int64"),
+        "float": (lambda: reader(numbers.double()), "numbers of the words … int64"),
+        "int32": (lambda: reader(numbers.int()), "numbers of the words … int64"),
+        "one-text": (lambda: reader(numbers[0]), r"numbers of the words … \(B, N\)"),
+        "three-dimensions": (lambda: reader(numbers[None]), r"numbers of the words … \(B, N\)"),
+        "no-tokens": (lambda: reader(numbers[:, :0]), "1 to 5 tokens … 0 came"),
+        "too-long": (
+            lambda: reader(torch.ones(1, 6, dtype=torch.int64)),
+            "1 to 5 tokens … 6 came; split it",
+        ),
+        "another-word": (lambda: reader(numbers + 5), r"must lie in 0\.\.8 … another table"),
+        "negative-word": (lambda: reader(numbers - 1), r"must lie in 0\.\.8 … another table"),
+        "start": (lambda: reader.start(numbers + 5), r"must lie in 0\.\.8 … another table"),
+        "weights": (
+            lambda: reader(numbers, ones(2, 3)),
+            r"attention weights … \(2, 3\) came … \(B, 1, 3\)",
+        ),
+        "weights-zero": (lambda: reader(numbers, 0 * seen), "row of attention … at least one node"),
+        "dt": (lambda: reader(numbers, dt=0.0), "time step dt … positive"),
+        "steps": (lambda: reader(numbers, steps=0), "number of steps … at least 1"),
+        "finish-width": (lambda: reader.finish(ones(5, 3)), r"w at the end … \(5, 3\)"),
+        "finish-one-feature": (lambda: reader.finish(ones(5, 1)), r"w at the end … \(5, 1\)"),
+        "finish-precision": (
+            lambda: reader.finish(w54.float()),
+            "w at the end … precision … float32",
+        ),
+        "sentence-B-N": (
+            lambda: sentence(u34, ones(2, 3)),
+            r"shape \(\.\.\., 1, 3\) … \(2, 3\) came",
+        ),
+        "sentence-N": (lambda: sentence(u34, ones(3)), r"shape \(\.\.\., 1, 3\) … \(3,\) came"),
+        "sentence-length": (lambda: sentence(u34, ones(2, 1, 4)), r"\(2, 1, 4\) came"),
+        "sentence-boolean": (lambda: sentence(u34, seen > 0), "weights of the tokens … torch.bool"),
+        "sentence-batch": (
+            lambda: sentence(u34, ones(3, 1, 3)),
+            r"leading dimensions of u and of the weights … \(2,\), \(3,\) came",
+        ),
+        "sentence-unseen": (
+            lambda: sentence(u34, seen * torch.tensor([1.0, 0]).double()[:, None, None]),
+            "not all be 0 in one sentence",
+        ),
+        "sentence-of-nothing": (lambda: sentence(0 * u34, seen), "mean … not 0 … no direction"),
+        "sentence-cancels": (
+            lambda: sentence(torch.stack([u34[0, 0], -u34[0, 0]]), ones(1, 2)),
+            "mean … not 0 … no direction",
+        ),
+        "sentence-overflows": (lambda: sentence(1.7e308 * u34, seen), "mean … finite"),
+        "sentence-one-dimension": (lambda: sentence(ones(4), ones(1, 1)), "at least 2 dim"),
+    }
+)
+
+
+@cases(TEXT)
+def test_text(call, words):
+    assert_refused(call, words)
+
+
+def test_a_table_of_words_that_is_nan_does_not_pass_silently():
+    broken = TextEncoder(9, 5, Encoder([EncoderLayer(4, 2, 6)])).double()
+    nn.init.constant_(broken.words.weight, nan)
+    assert_refused(lambda: broken(numbers), "finite")
+    assert_refused(lambda: broken.start(numbers), "finite")
+
+
+# ---- stability -----------------------------------------------------------------------------------
+
+
+def narrower(w):
+    return w[..., :2]
+
+
+STABILITY = (
+    with_values(lambda w: derivative(torch.sin, w), w54, "state w at which a field is")
+    | with_values(lambda w: lipschitz(torch.sin, w), w54, "state w at which a field is")
+    | with_values(lambda w: stiffest(torch.sin, w), w54, "state w at which a field is")
+    | {
+        "no-field": (lambda: derivative(None, w54), "field to be differentiated … None came"),
+        "shape": (lambda: derivative(narrower, w54), r"keep the shape \(5, 4\) … \(5, 2\) came"),
+        "lipschitz-shape": (lambda: lipschitz(torch.sum, w54), r"shape \(5, 4\) of w … \(\) came"),
+        "stiffest-shape": (lambda: stiffest(narrower, w54), r"shape \(5, 4\) of w … \(5, 2\)"),
+        "lipschitz-of-two": (lambda: lipschitz(torch.sin, ones(2)), "at least 3 numbers … w has 2"),
+        "stiffest-of-two": (lambda: stiffest(torch.sin, ones(1, 2)), "at least 3 … w has 2"),
+        "growing": (lambda: largest_step(1.0), r"decaying … Re λ < 0 … \(1\+0j\) came"),
+        "turning": (lambda: largest_step(2j), r"decaying … Re λ < 0 … 2j came"),
+        "still": (lambda: largest_step(0.0), r"decaying … Re λ < 0 … 0j came"),
+        "nan": (lambda: largest_step(nan), "decaying … nan"),
+        "infinite": (lambda: largest_step(-inf), "decaying … inf"),
+        "infinite-turn": (lambda: largest_step(complex(-1, inf)), "decaying … inf"),
+    }
+)
+
+
+@cases(STABILITY)
+def test_stability(call, words):
+    assert_refused(call, words)
