@@ -285,6 +285,22 @@ def test_where_nothing_moves_a_great_circle_stays_with_finite_gradients(f, eps, 
         torch.testing.assert_close(tangent(w.detach(), gradient), direction, atol=1e-9, rtol=0)
 
 
+def test_at_rest_a_great_circle_has_the_derivative_of_a_small_step():
+    """Where f(w) = 0, and w + Δt f has no rounding: the derivative along the sphere is 1 + Δt T f'."""
+    w = torch.tensor([[1.0, -1, 1, -1], [1, 1, -1, -1]])
+    f, dt = torch.randn(4, 4), 0.3
+
+    def step(v):
+        return lie_geodesic(Layer(lambda v: (v - w) @ f, torch.zeros_like))(v, dt)
+
+    assert torch.equal(step(w), w)
+    direction = tangent(w, torch.randn(2, 4))
+    at = w.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(step(at), at, direction)
+    expected = tangent(w, direction + dt * direction @ f.T)
+    torch.testing.assert_close(tangent(w, gradient), expected, **EXACT)
+
+
 def angle(a, b):
     return torch.acos((a * b).mean(-1).clamp(-1, 1))
 
@@ -381,7 +397,7 @@ def test_orders(river, scheme, expected, counts):
 def test_great_circles_are_of_order_one_towards_their_own_limit(river):
     layers, w, _ = river
     exact = solution(layers, w, along_great_circles)
-    slope = measured_order(layers, w, exact, lie_geodesic, [64, 128, 256])
+    slope = measured_order(layers, w, exact, lie_geodesic, [32, 64, 128])
     assert slope == pytest.approx(1, abs=0.1)
 
 
@@ -392,7 +408,7 @@ def test_the_network_does_not_determine_its_equation(river):
     torch.testing.assert_close(*ends, **EXACT)
     limit = solution(layers, w, along_great_circles)
     assert distance(limit, exact) > 0.05
-    assert distance(walk(layers, w, lie_geodesic, 256), exact) > 0.05
+    assert distance(walk(layers, w, lie_geodesic, 64), exact) > 0.05
 
 
 def strang_plain(layer):
@@ -405,7 +421,7 @@ def strang_plain(layer):
 
 
 def test_projecting_after_plain_stages_falls_back_to_order_one(river):
-    slope = measured_order(*river, strang_plain, [64, 128, 256])
+    slope = measured_order(*river, strang_plain, [64, 128])
     assert slope == pytest.approx(1, abs=0.15)
 
 

@@ -173,6 +173,14 @@ def test_stiffest_says_on_which_token_it_lives(stiff):
     assert share[stiff] > 0.999
 
 
+def test_the_share_of_a_token_is_the_square_of_its_part_of_the_eigenvector():
+    direction = torch.tensor([3.0, 0, 4, 12]) / 13
+    field = linear(-5 * torch.outer(direction, direction))
+    value, share = stiffest(field, torch.randn(2, 2))
+    assert value == pytest.approx(-5, abs=1e-2)
+    torch.testing.assert_close(share, torch.tensor([9.0, 160]) / 169, atol=1e-3, rtol=0)
+
+
 def test_stiffest_of_a_field_with_attention():
     field, w = attention(), project_mean_variance(torch.randn(17, 4))
     expected = most_negative(torch.autograd.functional.jacobian(field, w).reshape(68, 68))
