@@ -52,7 +52,7 @@ def test_resting_on_a_reference_shows_what_it_leads_to(page, fragment, words):
     assert words is None or words in said
     assert "\\(" not in said and "\\[" not in said, "mathematics is typeset"
     box, width = card.bounding_box(), page.viewport_size["width"]
-    assert 0 <= box["x"] and box["x"] + box["width"] <= width
+    assert box["x"] >= 0 and box["x"] + box["width"] <= width
     assert not page.faults
 
 
