@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from docutils import nodes
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+sys.path.append(str(Path(__file__).resolve().parent))
 
 from address import address_of, origin, pages_of
 
@@ -105,12 +105,12 @@ def draw_card(path, title):
 
     with matplotlib.rc_context(plotting.STYLE):
         figure = Figure(figsize=[side / 100 for side in CARD_SIZE], dpi=100)
+        figure.get_layout_engine().set(w_pad=0.3, h_pad=0.5)  # inches
         ax = figure.subplots()
         ax.plot(*walk(rk4, 400), color=plotting.COLOURS["river"], linewidth=10)
         plotting.staircase(ax, *walk(euler, 8), linewidth=5, markersize=11)
-        ax.margins(0.06, 0.1)
         ax.set_axis_off()
-        ax.set_title(title, fontsize=32, fontweight="bold", pad=24)
+        ax.set_title(title, fontsize=32, fontweight="bold", pad=36)
         figure.savefig(path, metadata={"Software": None})
 
 
@@ -126,7 +126,7 @@ def map_of(addresses) -> bytes:
 def add_missing_page(app):
     body = (
         "<h1>No such page</h1><p>The book has no page at this address. Perhaps it was renamed: look for it in "
-        'the contents at the side, search for it, or <a href="chapters/index.html">begin at the beginning</a>.</p>'
+        'the contents, search for it, or <a href="chapters/index.html">begin at the beginning</a>.</p>'
     )
     yield "404", {"title": "No such page", "body": body}, "page.html"
 
