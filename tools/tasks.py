@@ -436,9 +436,13 @@ def lint(arguments=()):
 
 
 def links(arguments=()):
-    """Apart from `test`: other people's pages come and go, and no test may depend on them."""
+    """Apart from `test`: other people's pages come and go, and no test may depend on them.
+
+    It reads the pages without minding warnings, so the next build must read them again.
+    """
     setup()
     with alone():
+        (BUILD / "stamp").unlink(missing_ok=True)
         jupyter_book("--builder", "linkcheck", *arguments)
 
 
