@@ -16,12 +16,12 @@ from tools import tasks
 
 sys.path.append(str(tasks.ROOT / "tools"))
 import address  # noqa: E402  (the tools import each other by these names)
-import publish  # noqa: E402
+import sphinx_publish as publish  # noqa: E402
 
 SITEMAP = "{http://www.sitemaps.org/schemas/sitemap/0.9}"
 
 CONF = """
-extensions = ["myst_nb", "sphinx_book", "publish"]
+extensions = ["myst_nb", "sphinx_book", "sphinx_publish"]
 html_theme = "sphinx_book_theme"
 html_title = "A small book"
 nb_execution_mode = "off"
