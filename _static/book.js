@@ -6,6 +6,11 @@ document.addEventListener("DOMContentLoaded", () => {
   if (window.FontAwesome) window.FontAwesome.noAuto();
 });
 
+// Opened as a file, the search may not read the pages that it finds, so it lists them without excerpts.
+if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined") {
+  DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+}
+
 // Widgets typeset their labels through MathJax 2's queue; here is MathJax 3.
 document.addEventListener("DOMContentLoaded", () => {
   const mathjax = window.MathJax;

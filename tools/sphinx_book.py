@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
+from address import address_of, origin
+from launch import BRANCH
 from tasks import ROOT, VENDOR, digest
 
 CACHE = Path("_build") / ".jupyter_cache"
+LAUNCHERS = {
+    "notebook_interface": "jupyterlab",
+    "binderhub_url": "https://mybinder.org",
+    "colab_url": "https://colab.research.google.com",
+}
 
 
 def results_hash(root: Path = ROOT) -> str:
     """What the results of a notebook depend on besides the notebook: lib/, data/, the versions."""
     python = f"python {sys.version_info[0]}.{sys.version_info[1]}"
     return digest(root / "lib", root / "data", root / "requirements.txt", python)[:16]
-
-
-def address_of(remote: str) -> str:
-    """The public web address of a GitHub remote, or "" where there is none to link to."""
-    found = re.fullmatch(r"https?://(?:[^@/]*@)?github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", remote)
-    return f"https://github.com/{found[1]}" if found else ""
-
-
-def origin() -> str:
-    """The remote that this checkout came from, or "" (no git, no remote)."""
-    command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    except OSError:
-        return ""
 
 
 def use_own_scripts(app, config):
@@ -54,10 +44,13 @@ def execute_again_when_lib_changes(app, config):
 
 
 def link_to_repository(app, config):
-    """Show repository buttons only where there is an address that they can lead to."""
+    """Show the buttons for repository and launching only where there is an address that they can lead to."""
     address = address_of(origin())
     options = {"repository_url": address, "use_repository_button": bool(address)}
     options["use_issues_button"] = bool(address)
+    if address:
+        options["repository_branch"] = BRANCH  # where `make launch ARGS=--push` puts the notebooks
+        options["launch_buttons"] = LAUNCHERS
     config.html_theme_options.update(options)
 
 

