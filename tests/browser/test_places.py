@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import serve
+from serving import serve
 from test_pages import TEXTS
 from test_widgets import last, move, shown
 
