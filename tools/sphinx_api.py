@@ -23,6 +23,7 @@ NAME = re.compile(r"lib(\.\w+)+")
 EXPLAINED = re.compile(r"\(?(?:chapter \d+, )?\*([^*]+)\* \(chapters/([\w-]+)\.\w+\)")
 ADDRESS = re.compile(r"(arXiv |doi |https://)(\S+?)(?=[.,;:)]*(?:\s|$))")
 SITES = {"arXiv ": "https://arxiv.org/abs/", "doi ": "https://doi.org/", "https://": "https://"}
+FORMULA = re.compile(r"(?<![`\w])\w[^\s`]*[\^_]\{[^{}`]*\}(?:[^\s`.,;]*[\w)])?")  # e^{s_ij} in a sentence
 PARTS = re.compile(r"(Shapes[^:.]*|Units[^:.]*|Errors[^:.]*|Source|Explained in|Used in|Raises)\b")
 
 
@@ -74,6 +75,7 @@ def _paragraph(text: str, names: dict[str, str]) -> str:
 
 
 def _inline(text: str, names: dict[str, str]) -> str:
+    text = FORMULA.sub(r"`\g<0>`", text)
     pieces = text.split("`")
     for k, piece in enumerate(pieces):
         if not k % 2:
