@@ -39,6 +39,7 @@ HEADINGS = [
 # Chapter 0 tells the story and proves nothing: it may leave these out.
 STORY, STORY_MAY_OMIT = "river", {"The mathematics", "The code", "The check"}
 MOST_LINES = 25
+WIDEST = 78
 
 
 # A notebook that keeps every rule, and ways to break it ------------------------------------------
@@ -528,6 +529,16 @@ def code_is_short(notebook):
         lines = len(cell.source.splitlines())
         if lines > MOST_LINES:
             yield f"{cell.id} has {lines} lines, at most {MOST_LINES}; put some of it into lib/"
+
+
+@rule(lambda: with_cells(code(f"x = '{'long' * 20}'")))
+def shown_code_does_not_scroll(notebook):
+    """What fits beside the table of contents on a page of 1280 pixels; code that only draws is folded."""
+    for cell in code_cells(notebook):
+        folded = {"hide-input", "remove-input"} & set(cell.metadata.get("tags", []))
+        for line in cell.source.splitlines():
+            if len(line) > WIDEST and not folded:
+                yield f"{cell.id}: a line of {len(line)} characters, at most {WIDEST}: {line}"
 
 
 @rule(
