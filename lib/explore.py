@@ -29,6 +29,7 @@ from PIL import Image, ImageFilter
 from lib.plotting import CARD, DPI
 
 MOST_FRAMES = 120  # a page may have 1.5 MB, and this many frames take most of it
+SHADES = 64  # colours of a picture: a channel is off by at most about a tenth, at half the bytes
 PACE = 700  # milliseconds between two frames of Play
 PATIENCE = 2.0  # seconds after which a progress bar appears
 LABELS = {"dt": "step Δt", "n": "grid points", "t": "depth t", "steps": "steps", "eps": "ε"}
@@ -160,9 +161,11 @@ def _pack(pictures, texts):
     whichever takes fewer bytes.
     """
     groupings = ([list(pictures)], _by_last_axis(pictures))
-    layers = [[_layers(pictures, places) for places in groups] for groups in groupings]
+    small = {place: picture[::3, ::3] for place, picture in pictures.items()}  # enough to choose by
+    groups = min(groupings, key=lambda groups: sum(_bytes(*_layers(small, g)) for g in groups))
     frames, sheets, shared = {}, {}, widgets.Layout()
-    for sheet, overlays in min(layers, key=_bytes):
+    for places in groups:
+        sheet, overlays = _layers(pictures, places)
         name = "sheet-" + hashlib.sha256(sheet.encode()).hexdigest()[:12]
         sheets[name] = sheet
         for place, overlay in overlays.items():
@@ -186,8 +189,8 @@ def _by_last_axis(places):
     return [list(group) for _, group in itertools.groupby(places, lambda place: place[:-1])]
 
 
-def _bytes(layers):
-    return sum(len(sheet) + sum(map(len, overlays.values())) for sheet, overlays in layers)
+def _bytes(sheet, overlays):
+    return len(sheet) + sum(map(len, overlays.values()))
 
 
 def _layers(pictures, places):
@@ -220,8 +223,7 @@ def _webp(picture, shown=None):
     colours = Image.fromarray(picture[..., None].view(np.uint8)).convert("RGB")
     if shown is not None:
         colours = Image.composite(colours, Image.new("RGB", colours.size, CARD), shown)
-    # few colours: it looks the same, a channel is off by at most about a tenth, at half the bytes
-    small = colours.quantize(96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    small = colours.quantize(SHADES, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small = small.convert("RGB")
     if shown is not None:
         small.putalpha(shown)

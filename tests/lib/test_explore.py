@@ -159,7 +159,7 @@ def test_a_frame_on_its_sheet_looks_as_it_was_drawn():
     wanted = [drawn(busy(n, k)[0]) for n in (5, 9) for k in (0, 1, 2)]
     for picture, exact in zip(seen(widget), wanted, strict=True):
         difference = np.abs(picture.astype(int) - exact)
-        assert difference.max() <= 25
+        assert difference.max() <= 26  # about a tenth of 255
         assert np.percentile(difference, 99) <= 15
 
 
