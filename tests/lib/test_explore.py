@@ -159,8 +159,9 @@ def test_a_frame_on_its_sheet_looks_as_it_was_drawn():
     wanted = [drawn(busy(n, k)[0]) for n in (5, 9) for k in (0, 1, 2)]
     for picture, exact in zip(seen(widget), wanted, strict=True):
         difference = np.abs(picture.astype(int) - exact)
-        assert difference.max() <= 26  # about a tenth of 255
-        assert np.percentile(difference, 99) <= 15
+        assert difference.max() <= 32
+        assert np.percentile(difference, 99) <= 12
+        assert difference[(exact != exact[0, 0]).any(axis=2)].mean() <= 3  # lines, text, a heatmap
 
 
 def test_what_frames_share_is_stored_once():
