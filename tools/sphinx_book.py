@@ -37,7 +37,7 @@ def use_own_scripts(app, config):
 
     They are kept out of `_static`, because Jupyter Book loads every script in there on every page.
     """
-    config.html_static_path.append(str(VENDOR / "site"))
+    config.html_static_path.append(VENDOR.relative_to(ROOT).as_posix() + "/site")
 
 
 def execute_again_when_lib_changes(app, config):
