@@ -2,7 +2,7 @@
 # Arguments: make test ARGS="-k encoder" · another Python: make book PYTHON=python3.12
 
 PYTHON ?= python3
-TARGETS = setup model book test serve lint links chapters launch clean
+TARGETS = setup model book test serve lint links twice audit chapters launch clean
 
 help:
 	@$(PYTHON) tools/tasks.py help

@@ -3,9 +3,13 @@
 `explore` draws a picture once for each combination of values and packs all of them into one
 widget. The sliders only choose which picture is shown, and that choice is made in the browser
 (`jslink`). So the same object works in Jupyter, in Colab, and on a page that nobody computes for.
+
+Most of a picture - axes, numbers, a background - is the same on all frames. That part is stored once,
+as the sheet that lies behind them; a frame is what differs, and transparent elsewhere.
 """
 
 import base64
+import hashlib
 import html
 import io
 import itertools
@@ -20,11 +24,12 @@ from IPython import get_ipython
 from IPython.display import HTML, display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageFilter
 
-from lib.plotting import DPI
+from lib.plotting import CARD, DPI
 
-MOST_FRAMES = 240  # about 4 MB on the page
+MOST_FRAMES = 120  # a page may have 1.5 MB, and this many frames take most of it
+SHADES = 64  # colours of a picture: at half the bytes hardly a difference is seen
 PACE = 700  # milliseconds between two frames of Play
 PATIENCE = 2.0  # seconds after which a progress bar appears
 LABELS = {"dt": "step Δt", "n": "grid points", "t": "depth t", "steps": "steps", "eps": "ε"}
@@ -46,7 +51,8 @@ def explore(draw, play=None, labels=None, **axes):
     _check(axes, play, labels or {})
     names = {**LABELS, **{name: name.replace("_", " ") for name in axes if name not in LABELS}}
     names.update(labels or {})
-    frames = _draw_all(draw, axes)
+    pictures, texts = _draw_all(draw, axes)
+    frames, sheets = _pack(pictures, texts)
     sliders = [_slider(names[name], values) for name, values in axes.items()]
     row = widgets.Layout(display="flex", flex_flow="row wrap")
     controls = list(sliders)
@@ -57,7 +63,7 @@ def explore(draw, play=None, labels=None, **axes):
         widgets.jslink((button, "value"), (sliders[position], "index"))
         controls[position] = widgets.Box([button, sliders[position]], layout=row)
     picture = _stack(frames, sliders) if hasattr(widgets, "Stack") else _observe(frames, sliders)
-    return widgets.VBox([widgets.Box(controls, layout=row), picture])
+    return widgets.VBox([widgets.Box(controls, layout=row), picture, sheets])
 
 
 def _check(axes, play, labels):
@@ -108,13 +114,14 @@ def text_of(value):
 
 
 def _draw_all(draw, axes):
-    """Return {(index, ...): HTML widget}, in the order of the axes."""
+    """Return the pictures and their texts, both as {(index, ...): ...} in the order of the axes."""
     places = list(itertools.product(*(range(len(values)) for values in axes.values())))
-    frames, size, bar, start = {}, None, None, time.monotonic()
+    pictures, texts, size, bar, start = {}, {}, None, None, time.monotonic()
     for done, place in enumerate(places, start=1):
         values = {name: axes[name][i] for name, i in zip(axes, place, strict=True)}
         at = ", ".join(f"{name} = {text_of(value)}" for name, value in values.items())
-        frames[place], shown = _frame(draw(**values), at)
+        pictures[place], texts[place] = _picture(draw(**values), at)
+        shown = _size(pictures[place])
         size = size or shown
         if shown != size:
             raise ValueError(
@@ -122,11 +129,11 @@ def _draw_all(draw, axes):
                 "give all figures one figsize, or the page jumps"
             )
         bar = _progress(done, len(places), start, bar)
-    return frames
+    return pictures, texts
 
 
-def _frame(drawn, at):
-    """Return one picture as an HTML widget, and its size in pixels of the page."""
+def _picture(drawn, at):
+    """Return one picture as an array of pixels, each four bytes, and its text."""
     figure, text = drawn if isinstance(drawn, tuple) and len(drawn) == 2 else (drawn, None)
     is_figure = isinstance(figure, Figure)
     if not (is_figure and isinstance(text, str) and text.strip()):
@@ -138,19 +145,100 @@ def _frame(drawn, at):
     figure.set_dpi(DPI)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     plt.close(figure)
-    width, height = (round(100 * side / DPI) for side in picture.size)
-    # few colours: it looks the same, a channel is off by at most about a tenth, at half the bytes
-    small = picture.quantize(96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    return np.array(canvas.buffer_rgba()).view(np.uint32)[..., 0], " ".join(text.split())
+
+
+def _size(picture):
+    """Width and height in pixels of the page."""
+    return tuple(round(100 * side / DPI) for side in reversed(picture.shape))
+
+
+def _pack(pictures, texts):
+    """Return the frames as {(index, ...): HTML widget}, and one widget with the sheets behind them.
+
+    Either one sheet lies behind all frames, or one behind those that differ in the last axis only:
+    whichever takes fewer bytes.
+    """
+    groupings = ([list(pictures)], _by_last_axis(pictures))
+    small = {place: picture[::3, ::3] for place, picture in pictures.items()}  # enough to choose by
+    groups = min(groupings, key=lambda groups: sum(_bytes(*_layers(small, g)) for g in groups))
+    frames, sheets, shared = {}, {}, widgets.Layout()
+    for places in groups:
+        sheet, overlays = _layers(pictures, places)
+        name = "sheet-" + hashlib.sha256(sheet.encode()).hexdigest()[:12]
+        sheets[name] = sheet
+        for place, overlay in overlays.items():
+            width, height = _size(pictures[place])
+            frames[place] = widgets.HTML(
+                f'<img class="dark-light {name}" alt="{html.escape(texts[place])}" '
+                f'width="{width}" height="{height}" style="max-width:100%;height:auto" '
+                f'src="{overlay}">',
+                layout=shared,
+            )
+    # printers leave backgrounds out, unless they are told that this one is needed
+    rules = (
+        f".{name} {{background: url({sheet}) 0 0 / 100% 100% content-box; "
+        "-webkit-print-color-adjust: exact; print-color-adjust: exact}"
+        for name, sheet in sheets.items()
+    )
+    return frames, widgets.HTML(f"<style>{' '.join(rules)}</style>")
+
+
+def _by_last_axis(places):
+    return [list(group) for _, group in itertools.groupby(places, lambda place: place[:-1])]
+
+
+def _bytes(sheet, overlays):
+    return len(sheet) + sum(map(len, overlays.values()))
+
+
+def _layers(pictures, places):
+    """Return the sheet of some pictures, and what lies on it: {place: picture}, as data URIs."""
+    sheet = _majority([pictures[place] for place in places])
+    overlays = {}
+    for place in places:
+        differs = Image.fromarray(pictures[place] != sheet).convert("L")
+        # two pixels more at each edge: where the browser scales a picture, edges mix with neighbours
+        overlays[place] = _webp(pictures[place], differs.filter(ImageFilter.MaxFilter(5)))
+    return _webp(sheet), overlays
+
+
+def _majority(pictures):
+    """Return at each pixel the colour that most pictures have there, should more than half agree.
+
+    The vote of Boyer and Moore: a candidate gains with each equal colour, loses with each other one,
+    and is replaced where it has nothing left.
+    """
+    sheet, votes = pictures[0].copy(), np.ones(pictures[0].shape, dtype=np.int16)
+    for picture in pictures[1:]:
+        replaced = (votes == 0) & (picture != sheet)
+        sheet[replaced] = picture[replaced]
+        votes += np.where(picture == sheet, 1, -1).astype(np.int16)
+    return sheet
+
+
+def _webp(picture, shown=None):
+    """Return pixels as a data URI; `shown` is a mask of those that are not transparent."""
+    colours = Image.fromarray(picture[..., None].view(np.uint8)).convert("RGB")
+    if shown is not None:
+        colours = Image.composite(colours, Image.new("RGB", colours.size, CARD), shown)
+    small = _few_shades(colours)
+    if shown is not None:
+        small.putalpha(shown)
     packed = io.BytesIO()
-    small.convert("RGB").save(packed, "webp", lossless=True, quality=80, method=4)
-    data = base64.b64encode(packed.getvalue()).decode()
-    return widgets.HTML(
-        f'<img class="dark-light" alt="{html.escape(" ".join(text.split()))}" '
-        f'width="{width}" height="{height}" style="max-width:100%;height:auto" '
-        f'src="data:image/webp;base64,{data}">'
-    ), (width, height)
+    small.save(packed, "webp", lossless=True, quality=80, method=4)
+    return f"data:image/webp;base64,{base64.b64encode(packed.getvalue()).decode()}"
+
+
+def _few_shades(picture):
+    """Return a picture with at most `SHADES` colours, each the mean of those that it stands for."""
+    few = picture.quantize(SHADES, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    shades, pixels = np.asarray(few).ravel(), np.asarray(picture).reshape(-1, 3)
+    counts = np.maximum(np.bincount(shades, minlength=SHADES), 1)
+    sums = [np.bincount(shades, weights=channel, minlength=SHADES) for channel in pixels.T]
+    few.putpalette((np.stack(sums, axis=1) / counts[:, None]).round().astype(np.uint8).tobytes())
+    return few.convert("RGB")
 
 
 def _slider(label, values):

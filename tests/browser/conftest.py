@@ -4,26 +4,14 @@ The browser is opened for one test file and closed after it: while it is open, n
 same process may run an event loop, and the notebooks' tests do.
 """
 
-import os
-import shutil
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+import chrome
 import pytest
 from pages import listed, notebooks
 from playwright.sync_api import sync_playwright
 from serving import serve
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    # whatever a page asks of another host fails at once, and is seen in the list of requests
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]
 
 # Everything is there: mathematics is typeset, each widget is drawn, each picture is decoded.
 READY = """async () => {
@@ -46,12 +34,11 @@ def address(site):
 @pytest.fixture(scope="module")
 def browser():
     """A Chrome or Chromium. These tests never skip: without a browser they fail."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    path = os.environ.get("BOOK_BROWSER") or next(filter(None, map(shutil.which, names)), None)
+    path = chrome.find()
     if path is None:
         pytest.fail("No Chrome or Chromium found: `make test` gets one, or set BOOK_BROWSER.")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=chrome.FLAGS)
         yield browser
         browser.close()
 
