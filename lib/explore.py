@@ -3,15 +3,10 @@
 `explore` draws a picture once for each combination of values and packs all of them into one
 widget. The sliders only choose which picture is shown, and that choice is made in the browser
 (`jslink`). So the same object works in Jupyter, in Colab, and on a page that nobody computes for.
-
-Most of a picture - axes, numbers, a background - is the same on all frames. That part is stored once,
-as the sheet that lies behind them; a frame is what differs, and transparent elsewhere.
 """
 
-import base64
 import hashlib
 import html
-import io
 import itertools
 import math
 import time
@@ -24,12 +19,11 @@ from IPython import get_ipython
 from IPython.display import HTML, display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image, ImageFilter
 
-from lib.plotting import CARD, DPI
+from lib.frames import grouped, layers
+from lib.plotting import DPI
 
 MOST_FRAMES = 120  # a page may have 1.5 MB, and this many frames take most of it
-SHADES = 64  # colours of a picture: at half the bytes hardly a difference is seen
 PACE = 700  # milliseconds between two frames of Play
 PATIENCE = 2.0  # seconds after which a progress bar appears
 LABELS = {"dt": "step Δt", "n": "grid points", "t": "depth t", "steps": "steps", "eps": "ε"}
@@ -155,17 +149,10 @@ def _size(picture):
 
 
 def _pack(pictures, texts):
-    """Return the frames as {(index, ...): HTML widget}, and one widget with the sheets behind them.
-
-    Either one sheet lies behind all frames, or one behind those that differ in the last axis only:
-    whichever takes fewer bytes.
-    """
-    groupings = ([list(pictures)], _by_last_axis(pictures))
-    small = {place: picture[::3, ::3] for place, picture in pictures.items()}  # enough to choose by
-    groups = min(groupings, key=lambda groups: sum(_bytes(*_layers(small, g)) for g in groups))
+    """Return the frames as {(index, ...): HTML widget}, and one widget with the sheets behind them."""
     frames, sheets, shared = {}, {}, widgets.Layout()
-    for places in groups:
-        sheet, overlays = _layers(pictures, places)
+    for places in grouped(pictures):
+        sheet, overlays = layers(pictures, places)
         name = "sheet-" + hashlib.sha256(sheet.encode()).hexdigest()[:12]
         sheets[name] = sheet
         for place, overlay in overlays.items():
@@ -183,62 +170,6 @@ def _pack(pictures, texts):
         for name, sheet in sheets.items()
     )
     return frames, widgets.HTML(f"<style>{' '.join(rules)}</style>")
-
-
-def _by_last_axis(places):
-    return [list(group) for _, group in itertools.groupby(places, lambda place: place[:-1])]
-
-
-def _bytes(sheet, overlays):
-    return len(sheet) + sum(map(len, overlays.values()))
-
-
-def _layers(pictures, places):
-    """Return the sheet of some pictures, and what lies on it: {place: picture}, as data URIs."""
-    sheet = _majority([pictures[place] for place in places])
-    overlays = {}
-    for place in places:
-        differs = Image.fromarray(pictures[place] != sheet).convert("L")
-        # two pixels more at each edge: where the browser scales a picture, edges mix with neighbours
-        overlays[place] = _webp(pictures[place], differs.filter(ImageFilter.MaxFilter(5)))
-    return _webp(sheet), overlays
-
-
-def _majority(pictures):
-    """Return at each pixel the colour that most pictures have there, should more than half agree.
-
-    The vote of Boyer and Moore: a candidate gains with each equal colour, loses with each other one,
-    and is replaced where it has nothing left.
-    """
-    sheet, votes = pictures[0].copy(), np.ones(pictures[0].shape, dtype=np.int16)
-    for picture in pictures[1:]:
-        replaced = (votes == 0) & (picture != sheet)
-        sheet[replaced] = picture[replaced]
-        votes += np.where(picture == sheet, 1, -1).astype(np.int16)
-    return sheet
-
-
-def _webp(picture, shown=None):
-    """Return pixels as a data URI; `shown` is a mask of those that are not transparent."""
-    colours = Image.fromarray(picture[..., None].view(np.uint8)).convert("RGB")
-    if shown is not None:
-        colours = Image.composite(colours, Image.new("RGB", colours.size, CARD), shown)
-    small = _few_shades(colours)
-    if shown is not None:
-        small.putalpha(shown)
-    packed = io.BytesIO()
-    small.save(packed, "webp", lossless=True, quality=80, method=4)
-    return f"data:image/webp;base64,{base64.b64encode(packed.getvalue()).decode()}"
-
-
-def _few_shades(picture):
-    """Return a picture with at most `SHADES` colours, each the mean of those that it stands for."""
-    few = picture.quantize(SHADES, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    shades, pixels = np.asarray(few).ravel(), np.asarray(picture).reshape(-1, 3)
-    counts = np.maximum(np.bincount(shades, minlength=SHADES), 1)
-    sums = [np.bincount(shades, weights=channel, minlength=SHADES) for channel in pixels.T]
-    few.putpalette((np.stack(sums, axis=1) / counts[:, None]).round().astype(np.uint8).tobytes())
-    return few.convert("RGB")
 
 
 def _slider(label, values):

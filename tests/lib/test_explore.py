@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from lib import explore as module
+from lib import frames as packing
 from lib.explore import explore, text_of
 from lib.plotting import DPI
 
@@ -204,7 +205,7 @@ def test_the_majority_is_taken_where_there_is_one():
         np.array(p, dtype=np.uint32)
         for p in ([1, 2, 5], [3, 2, 6], [1, 4, 7], [1, 2, 7], [9, 2, 7])
     ]
-    assert module._majority(pictures).tolist() == [1, 2, 7]
+    assert packing._majority(pictures).tolist() == [1, 2, 7]
 
 
 def test_the_same_call_gives_the_same_bytes():
