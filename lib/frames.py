@@ -9,9 +9,7 @@ import io
 import itertools
 
 import numpy as np
-from PIL import Image, ImageFilter
-
-from lib.plotting import CARD
+from PIL import Image
 
 SHADES = 64  # colours of a picture: at half the bytes hardly a difference is seen
 
@@ -43,10 +41,12 @@ def layers(pictures, places):
     sheet = _majority([pictures[place] for place in places])
     overlays = {}
     for place in places:
-        differs = Image.fromarray(pictures[place] != sheet).convert("L")
+        differs = pictures[place] != sheet
         # two pixels more at each edge: where the browser scales a picture, edges mix with neighbours
-        overlays[place] = _webp(pictures[place], differs.filter(ImageFilter.MaxFilter(5)))
-    return _webp(sheet), overlays
+        for axis in (0, 1):
+            differs = np.any([np.roll(differs, by, axis) for by in range(-2, 3)], axis=0)
+        overlays[place] = _webp(pictures[place], differs)
+    return _webp(sheet, np.full(sheet.shape, True)), overlays
 
 
 def _majority(pictures):
@@ -63,27 +63,26 @@ def _majority(pictures):
     return sheet
 
 
-def _webp(picture, shown=None):
-    """Return pixels as a data URI; `shown` is a mask of those that are not transparent."""
-    colours = Image.fromarray(picture[..., None].view(np.uint8)).convert("RGB")
-    if shown is not None:
-        colours = Image.composite(colours, Image.new("RGB", colours.size, CARD), shown)
-    small = _few_shades(colours)
-    if shown is not None:
-        small.putalpha(shown)
+def _webp(picture, shown):
+    """Return pixels as a data URI, transparent where the mask `shown` is false."""
+    colours = np.zeros((*picture.shape, 4), dtype=np.uint8)
+    colours[shown] = _few_shades(picture[shown])
     packed = io.BytesIO()
-    small.save(packed, "webp", lossless=True, quality=80, method=4)
+    Image.fromarray(colours).save(packed, "webp", lossless=True, quality=80, method=4)
     return f"data:image/webp;base64,{base64.b64encode(packed.getvalue()).decode()}"
 
 
-def _few_shades(picture):
-    """Return a picture with at most `SHADES` colours, each the mean of those that it stands for."""
-    few = picture.quantize(SHADES, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    shades, pixels = np.asarray(few).ravel(), np.asarray(picture).reshape(-1, 3)
-    counts = np.maximum(np.bincount(shades, minlength=SHADES), 1)
-    sums = [np.bincount(shades, weights=channel, minlength=SHADES) for channel in pixels.T]
-    few.putpalette((np.stack(sums, axis=1) / counts[:, None]).round().astype(np.uint8).tobytes())
-    return few.convert("RGB")
+def _few_shades(pixels):
+    """Return pixels in at most `SHADES` colours, each the mean of those that it stands for."""
+    pixels = pixels[:, None].view(np.uint8)
+    if not len(pixels):
+        return pixels
+    few = Image.fromarray(pixels[None]).convert("RGB")
+    few = few.quantize(SHADES, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    shades = np.asarray(few).ravel()
+    sums = np.stack([np.bincount(shades, weights=channel) for channel in pixels.T], axis=1)
+    counts = np.maximum(np.bincount(shades), 1)[:, None]
+    return (sums / counts).round().astype(np.uint8)[shades]
 
 
 def _bytes(sheet, overlays):
