@@ -129,7 +129,9 @@ def test_pictures_are_shown_and_described(page):
         assert len(alt.split()) >= 4, f"{source}: the alternative text says too little: {alt!r}"
         assert "<Figure" not in alt
         assert "_images/" not in alt
-    sources = page.evaluate("() => [...document.querySelectorAll('article img')].map((i) => i.src)")
+    sources = page.evaluate(
+        "() => [...document.querySelectorAll('article img')].map((i) => i.className + i.src)"
+    )
     assert len(set(sources)) == len(sources), "a picture is shown twice"
     figures = page.evaluate(
         "() => [...document.querySelectorAll('article figure')].map((f) => f.id)"
