@@ -105,6 +105,17 @@ function keepStops() {
   }
 }
 
+// Paper is white: a page that is dark on the screen is printed in the light colours.
+const page = document.documentElement;
+let shownTheme;
+window.addEventListener("beforeprint", () => {
+  shownTheme = page.dataset.theme;
+  page.dataset.theme = "light";
+});
+window.addEventListener("afterprint", () => {
+  page.dataset.theme = shownTheme;
+});
+
 document.addEventListener("DOMContentLoaded", () => {
   dropWrongNames();
   keepStops();

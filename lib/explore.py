@@ -150,7 +150,7 @@ def _size(picture):
 
 def _pack(pictures, texts):
     """Return the frames as {(index, ...): HTML widget}, and one widget with the sheets behind them."""
-    frames, sheets, shared = {}, {}, widgets.Layout()
+    frames, sheets, shared = {}, {}, {}
     for places in grouped(pictures):
         sheet, overlays = layers(pictures, places)
         name = "sheet-" + hashlib.sha256(sheet.encode()).hexdigest()[:12]
@@ -161,8 +161,9 @@ def _pack(pictures, texts):
                 f'<img class="dark-light {name}" alt="{html.escape(texts[place])}" '
                 f'width="{width}" height="{height}" style="max-width:100%;height:auto" '
                 f'src="{overlay}">',
-                layout=shared,
+                **shared,
             )
+            shared = {"layout": frames[place].layout, "style": frames[place].style}
     # printers leave backgrounds out, unless they are told that this one is needed
     rules = (
         f".{name} {{background: url({sheet}) 0 0 / 100% 100% content-box; "

@@ -15,7 +15,8 @@ import yaml
 from tools import chapters, tasks
 
 sys.path.append(str(tasks.ROOT / "tools"))
-import sphinx_book  # noqa: E402  (Sphinx imports it by this name)
+import budgets  # noqa: E402  (the tools import each other by these names)
+import sphinx_book  # noqa: E402
 
 # The built site -----------------------------------------------------------------------------------
 
@@ -128,6 +129,23 @@ def test_equations_carry_the_number_of_their_chapter(root, pages):
         chapters_seen += 1
     assert chapters_seen >= 5
     assert unnumbered == [f"{k}" for k in range(1, len(unnumbered) + 1)]
+
+
+def test_pages_keep_to_their_size(pages):
+    """As they are stored; what is sent is less where the server compresses."""
+    sizes = {name: budgets.bytes_of(path) for name, path in pages.items()}
+    assert {name: size for name, size in sizes.items() if size > budgets.PAGE_BYTES} == {}
+
+
+def test_pictures_count_and_shared_scripts_do_not(tmp_path):
+    page = tmp_path / "chapters" / "a.html"
+    for name, size in (("_images/a.png", 1000), ("_static/a.js", 5000)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(bytes(size))
+    page.parent.mkdir()
+    text = '<img src="../_images/a.png"><script src="../_static/a.js"></script><img src="../_images/a.png">'
+    page.write_text(text, encoding="utf8")
+    assert budgets.bytes_of(page) == 1000 + len(text)
 
 
 # The set-up ---------------------------------------------------------------------------------------

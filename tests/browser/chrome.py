@@ -1,4 +1,4 @@
-"""The browser of the tests and of benchmarks/pages.py."""
+"""The browser of the tests and of benchmarks/widgets.py."""
 
 import os
 import shutil

@@ -105,6 +105,9 @@ def bad_page(tmp_path, open_page):
         r"""<!doctype html><title>Bad</title><body><main>Here \alpha.
         <div style="width:2000px">wide</div><img src="nothing.png">
         <section style="overflow: auto; width: 50px"><p style="width: 99px">Long</p></section>
+        <p style="overflow: hidden; width: 50px; white-space: nowrap">Too long for its box</p>
+        <p style="height: 0">Above</p><p style="margin-top: -16px">Below</p><button>Press</button>
+        <p id="empty" style="height: 40px"></p>
         <script src="https://example.org/x.js"></script>
         <script>console.error('one'); throw new Error('two')</script></main></body>""",
         encoding="utf8",

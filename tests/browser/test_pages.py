@@ -1,6 +1,10 @@
 """What every built page must keep, seen in a real browser, in both themes and on a telephone."""
 
+import io
+from contextlib import contextmanager
+
 import pytest
+from PIL import Image
 
 # Of the theme itself, on every page: the name of the search button, and the logo.
 ALLOWED = {"label-content-name-mismatch", "region"}
@@ -66,6 +70,69 @@ UNREACHABLE = """() => [...document.querySelectorAll('main *')]
   .map((e) => e.outerHTML.slice(0, 120))"""
 
 
+# Words, formulas and pictures that lie on one another: by more than half of their height.
+COVERED = """() => {
+  const clips = new Map();  // what of an element can be seen
+  const clip = (e) => {
+    if (!e || e === document.documentElement) return [-Infinity, -Infinity, Infinity, Infinity];
+    if (clips.has(e)) return clips.get(e);
+    let seen = clip(e.parentElement);
+    if (getComputedStyle(e).overflowX !== 'visible') {
+      const box = e.getBoundingClientRect();
+      seen = [Math.max(seen[0], box.left), Math.max(seen[1], box.top),
+        Math.min(seen[2], box.right), Math.min(seen[3], box.bottom)];
+    }
+    clips.set(e, seen);
+    return seen;
+  };
+  const unseen = 'mjx-assistive-mml, .visually-hidden, .sr-only, script, style, noscript';
+  const pieces = [];
+  const add = (box, e, text) => {
+    const seen = clip(e);
+    const [left, top] = [Math.max(box.left, seen[0]), Math.max(box.top, seen[1])];
+    const [right, bottom] = [Math.min(box.right, seen[2]), Math.min(box.bottom, seen[3])];
+    if (right - left > 2 && bottom - top > 2) pieces.push({left, top, right, bottom, text});
+  };
+  const main = document.querySelector('main');
+  const walker = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, parent = node.parentElement;
+    const shown = parent.checkVisibility({visibilityProperty: true, opacityProperty: true});
+    if (!shown || !node.data.trim() || parent.closest(unseen)) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) add(box, parent, node.data.trim().slice(0, 40));
+  }
+  for (const e of main.querySelectorAll('mjx-container, img'))
+    if (e.checkVisibility()) add(e.getBoundingClientRect(), e, (e.alt ?? e.textContent).slice(0, 40));
+  pieces.sort((a, b) => a.top - b.top);
+  const found = [];
+  pieces.forEach((a, i) => {
+    for (let k = i + 1; k < pieces.length && pieces[k].top < a.bottom; k++) {
+      const b = pieces[k];
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - b.top;
+      const height = Math.min(a.bottom - a.top, b.bottom - b.top);
+      if (across > 3 && down > 0.5 * height) found.push(`${a.text} / ${b.text}`);
+    }
+  });
+  return found;
+}"""
+
+# Text that is cut off: it is wider than its box, and the rest cannot be scrolled to.
+CUT = """() => [...document.querySelectorAll('main *')]
+  .filter((e) => ['hidden', 'clip'].includes(getComputedStyle(e).overflowX) && e.checkVisibility())
+  .filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 1 && e.textContent.trim())
+  .filter((e) => !e.closest('mjx-container, .visually-hidden, .sr-only'))
+  .map((e) => e.outerHTML.slice(0, 120))"""
+
+# What makes no sense on paper, and what would be cut off there.
+UNPRINTED = """() => [...document.querySelectorAll(`.bd-header, .bd-header-article, .bd-sidebar-primary,
+    .bd-sidebar-secondary, .prev-next-footer, button, [role=slider], details.hide`)]
+  .filter((e) => e.checkVisibility({visibilityProperty: true, opacityProperty: true}))
+  .map((e) => e.outerHTML.slice(0, 120))"""
+
+
 @pytest.fixture(scope="module")
 def page(open_page, path):
     with open_page(path) as page:
@@ -84,6 +151,17 @@ ALONE = """() => [...document.querySelectorAll('article span.math')].flatMap((fo
   const [stop, box] = [range.getBoundingClientRect(), formula.getBoundingClientRect()];
   return stop.width && stop.top > box.bottom ? [formula.textContent.slice(0, 40) + next.data] : [];
 })"""
+
+
+@contextmanager
+def resized(page, width):
+    """The page at another width, once it has answered to that, which takes two frames."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate("() => new Promise((n) => requestAnimationFrame(() => requestAnimationFrame(n)))")
+    try:
+        yield
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 900})
 
 
 @pytest.fixture(params=["light", "dark"])
@@ -111,12 +189,8 @@ def test_mathematics_is_typeset(page):
 
 def test_a_full_stop_stays_with_its_formula(page):
     """Where a formula is followed by punctuation, both are on one line."""
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.evaluate("() => new Promise((n) => requestAnimationFrame(() => requestAnimationFrame(n)))")
-    try:
+    with resized(page, 390):
         assert page.evaluate(ALONE) == []
-    finally:
-        page.set_viewport_size({"width": 1280, "height": 900})
 
 
 def test_pictures_are_shown_and_described(page):
@@ -129,7 +203,9 @@ def test_pictures_are_shown_and_described(page):
         assert len(alt.split()) >= 4, f"{source}: the alternative text says too little: {alt!r}"
         assert "<Figure" not in alt
         assert "_images/" not in alt
-    sources = page.evaluate("() => [...document.querySelectorAll('article img')].map((i) => i.src)")
+    sources = page.evaluate(
+        "() => [...document.querySelectorAll('article img')].map((i) => i.className + i.src)"
+    )
     assert len(set(sources)) == len(sources), "a picture is shown twice"
     figures = page.evaluate(
         "() => [...document.querySelectorAll('article figure')].map((f) => f.id)"
@@ -158,16 +234,64 @@ def test_accessible(page, theme, root):
     assert not found, "\n".join(found)
 
 
-def test_fits_on_a_telephone(page):
-    page.set_viewport_size({"width": 390, "height": 844})
-    # the page answers to its new size in the second frame
-    page.evaluate("() => new Promise((n) => requestAnimationFrame(() => requestAnimationFrame(n)))")
-    try:
+@pytest.mark.parametrize("width", [390, 1280])
+def test_fits(page, width):
+    """Nothing sticks out, is cut off or lies on something else; what scrolls can be reached."""
+    with resized(page, width):
         assert page.evaluate(UNREACHABLE) == []
-        width = page.evaluate("() => document.documentElement.scrollWidth")
-        assert (page.evaluate(WIDE), width) == ([], 390)
+        assert page.evaluate(COVERED) == []
+        assert page.evaluate(CUT) == []
+        shown = page.evaluate("() => document.documentElement.scrollWidth")
+        assert (page.evaluate(WIDE), shown) == ([], width)
+
+
+def is_blank(png):
+    """Whether a picture has next to nothing on it: 99.9 of 100 pixels are of one colour."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    counts = [count for count, _ in picture.getcolors(picture.width * picture.height)]
+    return max(counts) > 0.999 * sum(counts)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_picture_is_blank(page, theme, width):
+    """On the screen: a frame of a widget together with the sheet behind it."""
+    with resized(page, width):
+        for picture in page.locator("article img").all():
+            assert not is_blank(picture.screenshot()), picture.get_attribute("alt")
+
+
+def test_on_paper(page):
+    """Printed from a dark page: light, no controls, folded text open, nothing beyond the margin."""
+    page.evaluate("() => document.documentElement.dataset.theme = 'dark'")
+    page.emulate_media(media="print")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    try:
+        with resized(page, 718):  # A4 without margins of a centimetre
+            assert page.evaluate("() => document.documentElement.dataset.theme") == "light"
+            assert page.evaluate(UNPRINTED) == []
+            assert page.evaluate(COVERED) == []
+            shown = "[...document.querySelectorAll('.widget-subarea')].map((e) => e.querySelectorAll('img').length)"
+            assert set(page.evaluate(f"() => {shown}")) <= {1}
+            assert page.locator(".admonition.toggle-hidden").count() == 0
+            assert page.evaluate(WIDE) == []
     finally:
-        page.set_viewport_size({"width": 1280, "height": 900})
+        page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+        page.emulate_media(media="screen")
+        assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+        page.evaluate("() => document.documentElement.dataset.theme = 'light'")
+
+
+def test_reduced_motion(page):
+    """Nothing moves by itself or slides for those who asked for that."""
+    page.emulate_media(reduced_motion="reduce")
+    moving = """() => [document.documentElement, ...document.querySelectorAll('*')].filter((e) => {
+      const style = getComputedStyle(e);
+      return style.scrollBehavior === 'smooth' || style.animationName !== 'none';
+    }).map((e) => e.outerHTML.slice(0, 120))"""
+    try:
+        assert page.evaluate(moving) == []
+    finally:
+        page.emulate_media(reduced_motion="no-preference")
 
 
 def test_the_reader_can_switch_the_theme(open_page):
@@ -188,6 +312,13 @@ def test_faults_are_noticed(bad_page):
     assert bad_page.evaluate(WIDE) == ["DIV."]
     (box,) = bad_page.evaluate(UNREACHABLE)
     assert box.startswith('<section style="overflow: auto')
+    (cut,) = bad_page.evaluate(CUT)
+    assert "Too long" in cut
+    assert bad_page.evaluate(COVERED) == ["Above / Below"]
+    (button,) = bad_page.evaluate(UNPRINTED)
+    assert "Press" in button
+    assert is_blank(bad_page.locator("#empty").screenshot())
+    assert not is_blank(bad_page.screenshot())
 
 
 def test_faint_text_is_noticed(bad_page, root):

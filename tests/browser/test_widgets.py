@@ -3,12 +3,13 @@
 import pytest
 from pages import notebooks
 
-# What a widget shows, once the page has been drawn and the picture is there.
+# What a widget shows, once the page has been drawn and the picture is there: its frame with the sheet
+# behind it, which is named by the class, and its text.
 SHOWN = """async (widget) => {
   await new Promise((next) => requestAnimationFrame(() => requestAnimationFrame(next)));
   const shown = [...widget.querySelectorAll('img')].filter((image) => image.checkVisibility());
   await Promise.all(shown.map((image) => image.decode()));
-  return shown.map(({src, alt}) => [src, alt]);
+  return shown.map(({src, className, alt}) => [`${className} ${src}`, alt]);
 }"""
 
 # Where a slider stands, once the page has been drawn.
@@ -159,11 +160,11 @@ def test_play_runs_and_stops(page, widgets):
             run.focus()
             page.keyboard.press("Enter")
             page.wait_for_function(
-                "([widget, src]) => widget.querySelector('img')?.src !== src",
-                arg=[widget.element_handle(), start[0]],
+                "([widget, text]) => ![text, undefined].includes(widget.querySelector('img')?.alt)",
+                arg=[widget.element_handle(), start[1]],
                 timeout=5 * PACE,
             )
-            assert shown(widget)[1] != start[1]
+            assert shown(widget)[0] != start[0]
             stop.focus()
             page.keyboard.press("Enter")
             settle(page)

@@ -1,6 +1,6 @@
 """How soon a page can be used, in Chrome or Chromium on this machine, beside the budgets.
 
-    .venv/bin/python benchmarks/pages.py [--turns 5]
+    .venv/bin/python benchmarks/widgets.py [--turns 5]
 
 For each chapter of the built site: the time from asking for the page until its first widget shows a picture
 and moves, with nothing in the browser's cache, and the time from a key on a slider until the next picture is
@@ -37,8 +37,8 @@ WATCH = """(widget) => {
   window.times = [];
   widget.addEventListener('keydown', async (event) => {
     const frame = () => new Promise(requestAnimationFrame);
-    const before = widget.querySelector('img').src;
-    while (widget.querySelector('img').src === before) await frame();
+    const before = widget.querySelector('img').alt;  // each frame has its own
+    while (widget.querySelector('img').alt === before) await frame();
     await widget.querySelector('img').decode();
     await frame();
     window.times.push(performance.now() - event.timeStamp);
