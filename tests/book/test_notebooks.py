@@ -40,6 +40,7 @@ HEADINGS = [
 STORY, STORY_MAY_OMIT = "river", {"The mathematics", "The code", "The check"}
 MOST_LINES = 25
 WIDEST = 78
+STILL_WIDE = {"cvt"}  # its folded cells, which only draw, are wrapped at 100 so far
 
 
 # A notebook that keeps every rule, and ways to break it ------------------------------------------
@@ -531,13 +532,19 @@ def code_is_short(notebook):
             yield f"{cell.id} has {lines} lines, at most {MOST_LINES}; put some of it into lib/"
 
 
-@rule(lambda: with_cells(code(f"x = '{'long' * 20}'")))
-def shown_code_does_not_scroll(notebook):
-    """What fits beside the table of contents on a page of 1280 pixels; code that only draws is folded."""
+@rule(
+    lambda: with_cells(code(f"x = '{'long' * 20}'")),
+    lambda: with_cells(code(f"x = '{'long' * 20}'", tags=["hide-input"])),
+    lambda: with_cells(code(f"x = 1  # {'long ' * 20}", tags=["remove-input"])),
+)
+def code_does_not_scroll(notebook):
+    """What fits beside the table of contents on a page of 1280 pixels, unfolded or not."""
     for cell in code_cells(notebook):
         folded = {"hide-input", "remove-input"} & set(cell.metadata.get("tags", []))
+        if folded and notebook.metadata.get("name") in STILL_WIDE:
+            continue
         for line in cell.source.splitlines():
-            if len(line) > WIDEST and not folded:
+            if len(line) > WIDEST:
                 yield f"{cell.id}: a line of {len(line)} characters, at most {WIDEST}: {line}"
 
 
