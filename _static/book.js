@@ -66,7 +66,16 @@ function reachScrollable(box) {
   }
 }
 
+// A formula in a line of text that is wider than the page scrolls in a box of its own.
+function boxWide(formula) {
+  const drawn = formula.querySelector("svg")?.getBoundingClientRect().width ?? 0;
+  if (drawn <= formula.parentElement.closest("p, li, td, dd, div").clientWidth) return;
+  formula.classList.add("wide");
+  reachScrollable(formula);
+}
+
 function nameAll() {
+  document.querySelectorAll(".bd-article mjx-container:not([display], .wide)").forEach(boxWide);
   document.querySelectorAll(".widget-inline-hbox").forEach(nameSlider);
   document.querySelectorAll(".widget-play").forEach(namePlay);
   document.querySelectorAll(".cell_output [title='null']").forEach((e) => e.removeAttribute("title"));
