@@ -152,6 +152,23 @@ def test_controls_have_names(widgets):
         assert widget.locator("[title=null]").count() == 0
 
 
+# What moves by itself or slides.
+MOVING = """() => [...document.querySelectorAll('html, html *')].filter((e) => {
+  const style = getComputedStyle(e);
+  const slides = style.scrollBehavior === 'smooth' || parseFloat(style.transitionDuration) > 0;
+  return slides || style.animationName !== 'none';
+}).map((e) => e.outerHTML.slice(0, 120))"""
+
+
+def test_reduced_motion(open_page, root):
+    """Whoever asked for less motion gets none, but for what they start themselves."""
+    with open_page(notebooks(root)[0]) as page:
+        assert page.evaluate(MOVING) != []
+        page.emulate_media(reduced_motion="reduce")
+        assert page.evaluate(MOVING) == []
+        test_play_runs_and_stops(page, page.locator(".widget-subarea").all()[:1])
+
+
 def test_play_runs_and_stops(page, widgets):
     for widget in widgets:
         for play in widget.locator(".widget-play").all():
