@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -37,7 +38,8 @@ def use_own_scripts(app, config):
 
     They are kept out of `_static`, because Jupyter Book loads every script in there on every page.
     """
-    config.html_static_path.append(VENDOR.relative_to(ROOT).as_posix() + "/site")
+    # relative to the sources: a path of this machine would make the site differ from machine to machine
+    config.html_static_path.append(Path(os.path.relpath(VENDOR / "site", app.confdir)).as_posix())
 
 
 def execute_again_when_lib_changes(app, config):

@@ -242,8 +242,8 @@ SLIDERS = """\
 assert not hasattr(ipywidgets, "Stack")
 moved = 0
 for box in list(ipywidgets.Widget.widgets.values()):
-    if type(box) is ipywidgets.VBox and len(box.children) == 2:
-        controls, picture = box.children
+    if type(box) is ipywidgets.VBox and len(box.children) == 3:
+        controls, picture, _ = box.children
         inside = [w for c in controls.children for w in (c, *getattr(c, "children", ()))]
         frame = lambda: picture.children[0].value
         for slider in [w for w in inside if type(w) is ipywidgets.SelectionSlider]:

@@ -35,7 +35,8 @@ def test_the_root_leads_to_the_first_page(open_page, place):
     with open_page("genindex.html", place) as page:
         page.goto(f"{place}/index.html")
         page.wait_for_url(f"{place}/chapters/index.html")
-        assert page.faults == []
+        # of a page that only leads on, a slow browser asks the host for an icon
+        assert [fault for fault in page.faults if "/favicon.ico" not in fault] == []
 
 
 def test_widgets_work(open_page, place):
